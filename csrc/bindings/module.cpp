@@ -1,0 +1,12 @@
+#include "bindings.h"
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "Kvarter's C++ core; use it through the kvarter package.";
+  m.attr("__version__") = KVARTER_VERSION;
+  kvarter::bindings::register_status(m);
+  kvarter::bindings::register_hash(m);
+  kvarter::bindings::register_pool(m);
+  kvarter::bindings::register_copy(m);
+  kvarter::bindings::register_index(m);
+  kvarter::bindings::register_node(m);
+}

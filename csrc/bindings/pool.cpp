@@ -1,0 +1,7 @@
+#include "bindings.h"
+
+namespace kvarter::bindings {
+
+void register_pool(py::module_&) {}
+
+}  // namespace kvarter::bindings
