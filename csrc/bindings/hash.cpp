@@ -1,103 +1,15 @@
 #include "kvarter/hash.h"
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <optional>
 
 #include "bindings.h"
+#include "convert.h"
 
 namespace kvarter::bindings {
 
 namespace {
-
-[[noreturn]] void type_error(const std::string& what, py::handle found) {
-  throw py::type_error(what + ", found a " + Py_TYPE(found.ptr())->tp_name);
-}
-
-// An int in [0, max], or an error that says which.
-std::uint64_t integer(py::handle value, std::uint64_t max, const std::string& what) {
-  const auto index = py::reinterpret_steal<py::object>(PyNumber_Index(value.ptr()));
-  if (!index) {
-    PyErr_Clear();
-    type_error("expected an int as " + what, value);
-  }
-  const unsigned long long found = PyLong_AsUnsignedLongLong(index.ptr());
-  const bool outside = PyErr_Occurred() != nullptr;
-  PyErr_Clear();
-  if (outside || found > max)
-    throw py::value_error(what + " is " + py::str(index).cast<std::string>() + ", expected 0 to " +
-                          std::to_string(max));
-  return found;
-}
-
-// The bytes of any contiguous buffer, borrowed for as long as this lives.
-class Bytes {
- public:
-  explicit Bytes(py::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE)) {
-      PyErr_Clear();
-      type_error("expected contiguous bytes", object);
-    }
-  }
-  Bytes(Bytes&& other) noexcept : view_(other.view_) { other.view_.obj = nullptr; }
-  ~Bytes() { PyBuffer_Release(&view_); }
-  std::span<const std::uint8_t> span() const {
-    return {static_cast<const std::uint8_t*>(view_.buf), static_cast<std::size_t>(view_.len)};
-  }
-
- private:
-  Py_buffer view_{};
-};
-
-// Token ids: borrowed from a C-contiguous uint32 buffer, otherwise converted one by one.
-class Tokens {
- public:
-  explicit Tokens(py::handle object) {
-    if (PyObject_CheckBuffer(object.ptr()) && borrow(object)) return;
-    const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(object.ptr(), ""));
-    if (!items) {
-      PyErr_Clear();
-      type_error("expected a uint32 buffer or a sequence of ints as tokens", object);
-    }
-    const Py_ssize_t count = PySequence_Fast_GET_SIZE(items.ptr());
-    values_.resize(static_cast<std::size_t>(count));
-    constexpr std::uint32_t max = std::numeric_limits<std::uint32_t>::max();
-    for (Py_ssize_t i = 0; i < count; ++i) {
-      PyObject* item = PySequence_Fast_GET_ITEM(items.ptr(), i);
-      int overflow = 0;
-      const long long value = PyLong_CheckExact(item) ? PyLong_AsLongLongAndOverflow(item, &overflow) : -1;
-      values_[static_cast<std::size_t>(i)] =
-          value >= 0 && value <= max
-              ? static_cast<std::uint32_t>(value)
-              : static_cast<std::uint32_t>(integer(item, max, "tokens[" + std::to_string(i) + "]"));
-    }
-    span_ = values_;
-  }
-  Tokens(const Tokens&) = delete;
-  ~Tokens() {
-    if (view_.obj) PyBuffer_Release(&view_);
-  }
-  std::span<const std::uint32_t> span() const { return span_; }
-
- private:
-  bool borrow(py::handle object) {
-    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_ND | PyBUF_FORMAT)) {
-      PyErr_Clear();
-      throw py::value_error("tokens is a buffer with strides, expected a C-contiguous one");
-    }
-    if (view_.ndim != 1)
-      throw py::value_error("tokens has " + std::to_string(view_.ndim) + " dimensions, expected 1");
-    const std::string_view format = view_.format ? view_.format : "B";
-    if (view_.itemsize != 4 || (format != "I" && format != "L" && format != "<I")) return false;
-    span_ = {static_cast<const std::uint32_t*>(view_.buf), static_cast<std::size_t>(view_.len) / 4};
-    return true;
-  }
-
-  Py_buffer view_{};
-  std::vector<std::uint32_t> values_;
-  std::span<const std::uint32_t> span_;
-};
 
 // Extras out of a sequence of (unit, tag, offset, bytes), sorted by unit; the order within a unit stays.
 class Extras {
@@ -193,7 +105,8 @@ void register_hash(py::module_& m) {
   m.def("chain_digests", &chain, py::arg("tokens"), py::arg("unit_tokens"), py::arg("root"),
         py::arg("extras") = py::none(), R"(Chain digests of every full unit of `tokens` after `root`.
 
-tokens: ids, as a C-contiguous uint32 buffer (numpy array, array('I'); not copied) or a sequence of ints.
+tokens: ids, as a C-contiguous uint32 buffer (numpy array, array('I'); not copied), an int64 one, or a
+    sequence of ints.
 unit_tokens: tokens per hash unit.
 root: the digest before the first unit, 32 bytes: `chain_root()`, or the last digest so far when extending.
 extras: (unit, tag, offset, bytes) tuples: what else a unit depends on. Tags: 1 multimodal item hash, 2 cache

@@ -29,6 +29,7 @@ std::string sha256_kernel_name() { return sha256_kernel().name(); }
 std::vector<std::string> sha256_kernel_names() { return supported_names(kernels()); }
 
 void Sha256::update(const void* bytes, std::size_t size) {
+  if (size == 0) return;
   auto in = static_cast<const std::uint8_t*>(bytes);
   const std::size_t held = total_ % 64;
   total_ += size;

@@ -55,8 +55,8 @@ struct Accumulators512 {
 
   KVARTER_AVX512_INLINE void load(const std::uint64_t* acc) { all = _mm512_load_si512(acc); }
   KVARTER_AVX512_INLINE void store(std::uint64_t* acc) const { _mm512_store_si512(acc, all); }
-  KVARTER_AVX512_INLINE void mix(const __m512i& data, const std::uint8_t* secret) {
-    const __m512i key = _mm512_xor_si512(data, _mm512_loadu_si512(secret));
+  KVARTER_AVX512_INLINE void mix(const __m512i& data, const __m512i& secret) {
+    const __m512i key = _mm512_xor_si512(data, secret);
     const __m512i product = _mm512_mul_epu32(key, _mm512_srli_epi64(key, 32));
     const __m512i swapped = _mm512_shuffle_epi32(data, _MM_PERM_BADC);
     all = _mm512_add_epi64(all, _mm512_add_epi64(product, swapped));
