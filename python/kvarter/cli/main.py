@@ -1,0 +1,109 @@
+"""The command `kvarter`. Exit status: 0 well, 1 a check failed, 2 usage or environment."""
+
+from typing import Annotated, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from kvarter import __version__
+from kvarter.demo import run
+from kvarter.demo.scenario import Note
+from kvarter.demo.scenario import Progress as Done
+from kvarter.demo.table import table
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
+)
+_stderr = Console(stderr=True)
+
+_STEPS = {
+    "model": "making the model",
+    "engine": "starting the engine",
+    "cold": "filling its cache past its size",
+    "again": "sending the prompts again, its cache dropped",
+}
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Kvarter keeps an inference engine's KV blocks in host memory and gives them back exactly."""
+    if version:
+        print(f"kvarter {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def demo(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object instead of a table.")
+    ] = False,
+    model: Annotated[str, typer.Option(help="llama-demo (41 M parameters) or llama (2.6 M).")] = "llama-demo",
+    prompts: Annotated[int, typer.Option(min=2, max=64)] = run.Options().prompts,
+    tokens: Annotated[
+        int, typer.Option(min=256, max=4096, help="Length of each prompt.")
+    ] = run.Options().tokens,
+    dram: Annotated[str, typer.Option(help="Size of Kvarter's pool.")] = run.Options().dram,
+) -> None:
+    """Run one real vLLM engine without Kvarter and one with it on the same prompts, and compare.
+
+    Makes a small model with random weights on the spot; downloads nothing. Fails when a token differs or
+    when nothing was served from Kvarter's memory.
+    """
+    from kvarter.demo.models import MODELS
+
+    if model not in MODELS:
+        _fail(f"no model {model!r}: there are {', '.join(MODELS)}", status=2)
+    options = run.Options(model, prompts, tokens, dram)
+    try:
+        run.check_engine()
+        report = _compare(options)
+    except run.EngineMissingError as error:
+        _fail(str(error), status=2)
+    except run.RunFailedError as error:
+        _fail(str(error), status=1)
+    if as_json:
+        print(msgspec.json.encode({"models": [report]}).decode())
+    else:
+        Console().print(table([report]))
+    if not report.identical:
+        _fail("tokens differ between the engine with Kvarter and the one without", status=1)
+    if not report.passed:
+        _fail("nothing was served from Kvarter's memory", status=1)
+
+
+def _compare(options: run.Options) -> run.Report:
+    columns = (TextColumn("{task.description:<62}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=_stderr) as bars:
+        tasks = {
+            name: bars.add_task(f"{name} Kvarter", total=3 * options.prompts, start=False)
+            for name in ("without", "with")
+        }
+
+        def show(name: str, event: Note | Done) -> None:
+            if isinstance(event, Note):
+                if name == "without":  # the other run has the same to say
+                    _stderr.print(event.text, highlight=False)
+                return
+            bars.start_task(tasks[name])
+            description = f"{name} Kvarter: {_STEPS[event.step]}"
+            bars.update(tasks[name], completed=event.done, description=description)
+
+        return run.compare(options, show)
+
+
+def _fail(message: str, status: int) -> NoReturn:
+    typer.echo(f"kvarter: {message}", err=True)
+    raise typer.Exit(status)
+
+
+if __name__ == "__main__":
+    main()

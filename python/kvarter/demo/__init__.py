@@ -1,0 +1,1 @@
+"""The demonstration behind `kvarter demo`: one real engine without Kvarter, one with it, compared."""

