@@ -10,9 +10,9 @@ namespace py = pybind11;
 
 void register_status(py::module_& m);
 void register_hash(py::module_& m);
+void register_node(py::module_& m);
 void register_pool(py::module_& m);
 void register_copy(py::module_& m);
 void register_index(py::module_& m);
-void register_node(py::module_& m);
 
 }  // namespace kvarter::bindings

@@ -1,7 +1,248 @@
+#include "kvarter/index.h"
+
+#include <pybind11/native_enum.h>
+
+#include <cstring>
+
 #include "bindings.h"
 
 namespace kvarter::bindings {
+namespace {
 
-void register_index(py::module_&) {}
+using Bytes = py::array_t<std::uint8_t, py::array::c_style>;
+template <class T>
+using Array = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+Digest digest_from(const py::bytes& bytes, const char* what) {
+  const std::string_view view = bytes;
+  Digest digest;
+  if (view.size() != digest.size())
+    throw std::invalid_argument(std::string(what) + " has " + std::to_string(view.size()) +
+                                " bytes; expected 32");
+  std::memcpy(digest.data(), view.data(), digest.size());
+  return digest;
+}
+
+// Keeps the digests alive that its Chain looks at.
+struct BoundChain {
+  Bytes digests;
+  Chain chain;
+  BoundChain(std::uint32_t ns, Bytes d, std::uint64_t first_unit, const py::bytes& parent)
+      : digests(std::move(d)) {
+    if (digests.ndim() != 2 || digests.shape(1) != 32)
+      throw std::invalid_argument("digests must be an array uint8[units, 32]");
+    chain.ns = ns;
+    chain.first_unit = first_unit;
+    if (first_unit > 0) chain.parent = digest_from(parent, "parent");
+    chain.digests = {reinterpret_cast<const Digest*>(digests.data()),
+                     static_cast<std::size_t>(digests.shape(0))};
+  }
+};
+
+template <class T>
+std::span<const T> view(const Array<T>& array) {
+  return {array.data(), static_cast<std::size_t>(array.size())};
+}
+template <class T>
+py::array_t<T> to_array(const std::vector<T>& values) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+std::vector<Range> ranges_from(
+    const std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>>& tuples) {
+  std::vector<Range> ranges;
+  for (const auto& [group, first, count] : tuples) ranges.push_back({group, first, count});
+  return ranges;
+}
+
+py::tuple reserve(Index& index, const BoundChain& chain,
+                  std::tuple<std::uint32_t, std::uint64_t, std::uint64_t> range,
+                  std::pair<std::uint32_t, std::uint32_t> shards, Owner owner, std::uint64_t deadline) {
+  std::vector<Slot> slots;
+  std::vector<Reserved> blocks;
+  {
+    const py::gil_scoped_release release;
+    const auto [group, first, count] = range;
+    blocks = index.reserve(chain.chain, {group, first, count}, {shards.first, shards.second}, owner, deadline,
+                           slots);
+  }
+  py::array_t<std::uint8_t> status(static_cast<py::ssize_t>(blocks.size())), reason(status.size());
+  py::array_t<std::uint64_t> handles(status.size());
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    status.mutable_data()[i] = static_cast<std::uint8_t>(blocks[i].status);
+    reason.mutable_data()[i] = static_cast<std::uint8_t>(blocks[i].reason);
+    handles.mutable_data()[i] = blocks[i].handle;
+  }
+  return py::make_tuple(status, reason, handles, to_array(slots));
+}
+
+py::dict ledger_dict(const Ledger& l) {
+  py::dict d;
+  d["capacity"] = l.capacity;
+  d["free"] = l.free;
+  d["reserved"] = l.reserved;
+  d["leased"] = l.leased;
+  d["pinned"] = l.pinned;
+  d["resident"] = l.resident;
+  d["quarantined"] = l.quarantined;
+  d["dead"] = l.dead;
+  d["overhead"] = l.overhead;
+  return d;
+}
+
+py::dict counters_dict(const Counters& n) {
+  py::dict d;
+  d["offered"] = n.offered;
+  d["stored"] = n.stored;
+  d["in_flight"] = n.in_flight;
+  d["resident_blocks"] = n.resident_blocks;
+  d["leased"] = n.leased;
+  d["loaded"] = n.loaded;
+  d["load_failed"] = n.load_failed;
+  d["load_unused"] = n.load_unused;
+  d["load_expired"] = n.load_expired;
+  d["leased_now"] = n.leased_now;
+  d["loaded_bytes"] = n.loaded_bytes;
+  d["stored_bytes"] = n.stored_bytes;
+  d["evicted_bytes"] = n.evicted_bytes;
+  for (int r = 1; r < static_cast<int>(Reason::kCount); ++r) d[name(static_cast<Reason>(r))] = n.reasons[r];
+  return d;
+}
+
+}  // namespace
+
+void register_index(py::module_& m) {
+  PYBIND11_NUMPY_DTYPE(Slot, record, arena, offset, length, checksum, generation);
+  m.attr("SLOT_DTYPE") = py::dtype::of<Slot>();
+  m.attr("LAYOUT_VERSION") = kLayoutVersion;
+  m.attr("GRANULE") = kGranule;
+
+  py::native_enum<LeaseKind>(m, "LeaseKind", "enum.IntEnum", "What a lease is for.")
+      .value("Read", LeaseKind::kRead)
+      .value("Hold", LeaseKind::kHold)
+      .value("Pin", LeaseKind::kPin)
+      .finalize();
+  py::native_enum<Outcome>(m, "Outcome", "enum.IntEnum", "How a read lease ended.")
+      .value("Loaded", Outcome::kLoaded)
+      .value("Failed", Outcome::kFailed)
+      .value("Unused", Outcome::kUnused)
+      .value("Expired", Outcome::kExpired)
+      .finalize();
+  py::list reasons;
+  for (int r = 0; r < static_cast<int>(Reason::kCount); ++r) reasons.append(name(static_cast<Reason>(r)));
+  m.attr("REASONS") = py::tuple(reasons);
+
+  py::class_<Clock>(m, "Clock", "Nanoseconds since a fixed moment.").def("now", &Clock::now);
+  py::class_<SteadyClock, Clock>(m, "SteadyClock", "The system's monotonic clock.").def(py::init<>());
+  py::class_<SteppedClock, Clock>(m, "SteppedClock", "Moves only when told to; for tests.")
+      .def(py::init<>())
+      .def(
+          "advance",
+          [](SteppedClock& clock, double seconds) {
+            clock.advance(static_cast<std::uint64_t>(seconds * 1e9));
+          },
+          py::arg("seconds"));
+
+  py::class_<BoundChain>(m, "Chain",
+                         "Digests uint8[units, 32] of a sequence in one namespace, from first_unit on.")
+      .def(py::init<std::uint32_t, Bytes, std::uint64_t, py::bytes>(), py::arg("ns"), py::arg("digests"),
+           py::arg("first_unit") = 0, py::arg("parent") = py::bytes());
+
+  using release = py::call_guard<py::gil_scoped_release>;
+  py::class_<Index>(m, "Index", "What is in the pool, where, and whose; see csrc/include/kvarter/index.h.")
+      .def(py::init([](Pool& pool, const Clock& clock, std::uint32_t max_slots, double hold_share) {
+             return std::make_unique<Index>(Index::Options{max_slots, hold_share}, pool, clock);
+           }),
+           py::arg("pool"), py::arg("clock"), py::arg("max_slots"), py::arg("hold_share") = 0.5,
+           py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+      .def(
+          "open_namespace",
+          [](Index& index, const py::bytes& digest,
+             const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool, std::vector<std::uint64_t>>>&
+                 groups) {
+            std::vector<GroupShape> shapes;
+            for (const auto& [stride, subs, chained, bytes] : groups)
+              shapes.push_back({stride, subs, chained, bytes});
+            return index.open_namespace(digest_from(digest, "namespace digest"), shapes);
+          },
+          py::arg("digest"), py::arg("groups"), "groups: (unit_stride, subs, chained, shard_bytes) of each.")
+      .def("invalidate", &Index::invalidate, py::arg("ns"), release())
+      .def(
+          "leading",
+          [](const Index& index, const BoundChain& chain, std::uint32_t group, std::uint64_t limit) {
+            return index.leading(chain.chain, group, limit);
+          },
+          py::arg("chain"), py::arg("group"), py::arg("limit"), release())
+      .def(
+          "last_run",
+          [](const Index& index, const BoundChain& chain, std::uint32_t group, std::uint64_t end,
+             std::uint64_t run,
+             std::uint64_t step) { return index.last_run(chain.chain, group, end, run, step); },
+          py::arg("chain"), py::arg("group"), py::arg("end"), py::arg("run"), py::arg("step"), release())
+      .def(
+          "contains",
+          [](const Index& index, const BoundChain& chain, std::uint32_t group, std::uint64_t block) {
+            return index.contains(chain.chain, group, block);
+          },
+          py::arg("chain"), py::arg("group"), py::arg("block"), release())
+      .def_property_readonly("version", &Index::version)
+      .def(
+          "lease",
+          [](Index& index, const BoundChain& chain,
+             const std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>>& tuples,
+             LeaseKind kind, Owner owner, std::uint64_t deadline, std::uint64_t bytes) {
+            LeaseId id = 0;
+            const Status status =
+                index.lease(chain.chain, ranges_from(tuples), kind, owner, deadline, bytes, id);
+            return std::pair(status, id);
+          },
+          py::arg("chain"), py::arg("ranges"), py::arg("kind"), py::arg("owner"), py::arg("deadline"),
+          py::arg("bytes") = 0, release())
+      .def(
+          "slots", [](const Index& index, LeaseId id) { return to_array(index.slots(id)); }, py::arg("lease"))
+      .def("release", &Index::release, py::arg("lease"), py::arg("outcome"), release())
+      .def(
+          "drop_corrupt",
+          [](Index& index, LeaseId id, const std::vector<std::uint32_t>& positions) {
+            index.drop_corrupt(id, positions);
+          },
+          py::arg("lease"), py::arg("positions"))
+      .def("reserve", &reserve, py::arg("chain"), py::arg("range"), py::arg("shards"), py::arg("owner"),
+           py::arg("deadline"),
+           "-> (status uint8[n], reason uint8[n], handles uint64[n], slots SLOT_DTYPE[k])")
+      .def(
+          "complete",
+          [](Index& index, const Array<std::uint64_t>& handles, std::uint32_t shard,
+             const Array<std::uint8_t>& ok, const Array<std::uint64_t>& checksums) {
+            index.complete(view(handles), shard, view(ok), view(checksums));
+          },
+          py::arg("handles"), py::arg("shard"), py::arg("ok"), py::arg("checksums"))
+      .def(
+          "abort", [](Index& index, const Array<std::uint64_t>& handles) { index.abort(view(handles)); },
+          py::arg("handles"))
+      .def("resident", &Index::resident, py::arg("handle"))
+      .def(
+          "tick",
+          [](Index& index) {
+            std::vector<std::pair<Owner, std::uint64_t>> fences;
+            for (const FenceRequest& fence : index.tick()) fences.emplace_back(fence.owner, fence.epoch);
+            return fences;
+          },
+          release())
+      .def("fenced", &Index::fenced, py::arg("owner"), py::arg("epoch"), release())
+      .def("owner_dead", &Index::owner_dead, py::arg("owner"), release())
+      .def("epoch", &Index::epoch, py::arg("owner"))
+      .def("ledger", [](const Index& index) { return ledger_dict(index.ledger()); })
+      .def("evictable", &Index::evictable, release())
+      .def("counters", [](const Index& index) { return counters_dict(index.counters()); })
+      .def("audit", &Index::audit, release())
+      .def_property_readonly(
+          "memfds",
+          [](const Index& index) {
+            return py::make_tuple(py::make_tuple(index.records().fd(), index.records().bytes()),
+                                  py::make_tuple(index.columns().fd(), index.columns().bytes()));
+          },
+          "(descriptor, bytes) of the records and of the columns.");
+}
 
 }  // namespace kvarter::bindings

@@ -5,8 +5,8 @@ PYBIND11_MODULE(_core, m) {
   m.attr("__version__") = KVARTER_VERSION;
   kvarter::bindings::register_status(m);
   kvarter::bindings::register_hash(m);
+  kvarter::bindings::register_node(m);
   kvarter::bindings::register_pool(m);
   kvarter::bindings::register_copy(m);
   kvarter::bindings::register_index(m);
-  kvarter::bindings::register_node(m);
 }

@@ -1,7 +1,209 @@
+#include "kvarter/node.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <string>
+#include <tuple>
+
 #include "bindings.h"
 
 namespace kvarter::bindings {
+namespace {
 
-void register_node(py::module_&) {}
+// The two below serve tests and tools: what production uses is C++ (the index, the copy engine).
+class RecordingListener final : public Listener {
+ public:
+  using Entry = std::tuple<std::string, std::uint32_t, std::uint64_t>;
+
+  void on_fenced(std::uint32_t owner, std::uint64_t epoch) override { record({"fenced", owner, epoch}); }
+  void on_dead(std::uint32_t owner) override { record({"dead", owner, 0}); }
+  void on_tick() override { ++ticks_; }
+  std::vector<Entry> events() const {
+    const std::lock_guard lock(mutex_);
+    return events_;
+  }
+  std::uint64_t ticks() const { return ticks_; }
+
+ private:
+  void record(Entry entry) {
+    const std::lock_guard lock(mutex_);
+    events_.push_back(std::move(entry));
+  }
+  mutable std::mutex mutex_;
+  std::vector<Entry> events_;
+  std::atomic<std::uint64_t> ticks_{0};
+};
+
+class ManualFence final : public FenceHandler {
+ public:
+  void fence(std::uint64_t epoch) override {
+    std::unique_lock lock(mutex_);
+    seen_.push_back(epoch);
+    released_.wait(lock, [this] { return open_; });
+  }
+  void release() {
+    const std::lock_guard lock(mutex_);
+    open_ = true;
+    released_.notify_all();
+  }
+  std::vector<std::uint64_t> seen() const {
+    const std::lock_guard lock(mutex_);
+    return seen_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable released_;
+  bool open_ = false;
+  std::vector<std::uint64_t> seen_;
+};
+
+using ExportedTuple = std::tuple<int, std::uint64_t, std::uint32_t, std::uint32_t>;
+
+std::vector<Exported> exported_from(const std::vector<ExportedTuple>& tuples) {
+  std::vector<Exported> exported;
+  for (const auto& [fd, bytes, kind, arena] : tuples)
+    exported.push_back({fd, bytes, static_cast<ArenaKind>(kind), arena});
+  return exported;
+}
+
+py::array_t<std::uint8_t> view(const std::shared_ptr<Mapping>& mapping, std::span<const std::byte> bytes,
+                               bool writable) {
+  py::array_t<std::uint8_t> array(static_cast<py::ssize_t>(bytes.size()),
+                                  reinterpret_cast<const std::uint8_t*>(bytes.data()), py::cast(mapping));
+  if (!writable) array.attr("flags").attr("writeable") = false;
+  return array;
+}
+
+template <typename T>
+using Column = py::array_t<T, py::array::c_style | py::array::forcecast>;
+
+[[noreturn]] void outside(const std::string& which, std::uint32_t arena, std::uint64_t offset,
+                          std::uint64_t length, const Mapping& mapping) {
+  throw py::index_error(which + ": arena " + std::to_string(arena) + ", offset " + std::to_string(offset) +
+                        ", length " + std::to_string(length) + " is outside the arena's " +
+                        std::to_string(mapping.payload(arena).size()) + " bytes");
+}
+
+py::array_t<std::uint64_t> addresses(const Mapping& mapping, const Column<std::uint32_t>& arenas,
+                                     const Column<std::uint64_t>& offsets,
+                                     const Column<std::uint64_t>& lengths) {
+  if (arenas.ndim() != 1 || offsets.ndim() != 1 || lengths.ndim() != 1 || arenas.size() != offsets.size() ||
+      arenas.size() != lengths.size())
+    throw py::value_error("arenas, offsets and lengths have " + std::to_string(arenas.size()) + ", " +
+                          std::to_string(offsets.size()) + " and " + std::to_string(lengths.size()) +
+                          " elements, expected three equally long one-dimensional arrays");
+  py::array_t<std::uint64_t> result(arenas.size());
+  for (py::ssize_t i = 0; i < arenas.size(); ++i) {
+    const std::byte* const found = mapping.address(arenas.data()[i], offsets.data()[i], lengths.data()[i]);
+    if (found == nullptr)
+      outside("row " + std::to_string(i), arenas.data()[i], offsets.data()[i], lengths.data()[i], mapping);
+    result.mutable_data()[i] = reinterpret_cast<std::uintptr_t>(found);
+  }
+  return result;
+}
+
+void register_mapping(py::module_& m) {
+  py::class_<Mapping, std::shared_ptr<Mapping>>(
+      m, "Mapping", "The pool as this process sees it. Immutable; safe from any thread.")
+      .def(py::init([](const std::vector<ExportedTuple>& exported) {
+             return std::make_shared<Mapping>(exported_from(exported));
+           }),
+           py::arg("exported"), "Maps [(fd, bytes, kind, arena), ...]; the descriptors are only borrowed.")
+      .def(
+          "address",
+          [](const Mapping& self, std::uint32_t arena, std::uint64_t offset, std::uint64_t length) {
+            const std::byte* const found = self.address(arena, offset, length);
+            if (found == nullptr) outside("address", arena, offset, length, self);
+            return reinterpret_cast<std::uintptr_t>(found);
+          },
+          py::arg("arena"), py::arg("offset"), py::arg("length"),
+          "Where those bytes lie in this process. IndexError unless all are inside the arena.")
+      .def("addresses", &addresses, py::arg("arenas"), py::arg("offsets"), py::arg("lengths"),
+           "u32[n], u64[n], u64[n] -> u64[n]. IndexError names the first row that is outside its arena.")
+      .def(
+          "payload",
+          [](const std::shared_ptr<Mapping>& self, std::uint32_t arena) {
+            return view(self, self->payload(arena), true);
+          },
+          py::arg("arena"), "A whole payload arena, u8[bytes], writable; empty if there is none of that id.")
+      .def(
+          "records", [](const std::shared_ptr<Mapping>& self) { return view(self, self->records(), false); },
+          "u8[bytes], read-only; empty if the pool came without.")
+      .def(
+          "index", [](const std::shared_ptr<Mapping>& self) { return view(self, self->index(), false); },
+          "u8[bytes], read-only; empty if the pool came without.");
+}
+
+void register_handlers(py::module_& m) {
+  py::class_<Listener, std::shared_ptr<Listener>>(m, "Listener", "What a NodeServer reports to; C++ only.");
+  py::class_<RecordingListener, Listener, std::shared_ptr<RecordingListener>>(
+      m, "RecordingListener", "Keeps what it hears: ('fenced', owner, epoch) or ('dead', owner, 0).")
+      .def(py::init<>())
+      .def("events", &RecordingListener::events)
+      .def_property_readonly("ticks", &RecordingListener::ticks);
+  py::class_<FenceHandler, std::shared_ptr<FenceHandler>>(m, "FenceHandler",
+                                                          "What a NodeClient asks on a fence; C++ only.");
+  py::class_<ManualFence, FenceHandler, std::shared_ptr<ManualFence>>(
+      m, "ManualFence", "Acknowledges no fence before release(), and then all.")
+      .def(py::init<>())
+      .def("release", &ManualFence::release)
+      .def("seen", &ManualFence::seen, "Epochs of the fences it was asked for, in order.");
+}
+
+}  // namespace
+
+void register_node(py::module_& m) {
+  const auto& node_error = py::register_exception<NodeError>(m, "NodeError", PyExc_ConnectionError);
+  py::register_exception<NodeRefused>(m, "NodeRefused", node_error);
+  register_mapping(m);
+  register_handlers(m);
+  m.def("default_directory", &default_directory,
+        "Where sockets go unless told otherwise: under $XDG_RUNTIME_DIR if usable, else the temporary "
+        "directory.");
+
+  py::class_<NodeServer>(m, "NodeServer", "The node's side of attaching (csrc/include/kvarter/node.h).",
+                         py::release_gil_before_calling_cpp_dtor())
+      .def(
+          py::init([](std::string path, const std::vector<ExportedTuple>& exported,
+                      std::uint32_t layout_version, std::shared_ptr<Listener> listener,
+                      std::uint32_t tick_ms) {
+            return std::make_unique<NodeServer>(std::move(path), exported_from(exported), layout_version,
+                                                std::move(listener), tick_ms);
+          }),
+          py::arg("path"), py::arg("exported"), py::arg("layout_version"), py::arg("listener").none(false),
+          py::arg("tick_ms") = 100,
+          "Listens at `path` and hands [(fd, bytes, kind, arena), ...] to whoever may attach. NodeError says "
+          "what is wrong with the path, its directory or what lives there.")
+      .def("open_engine", &NodeServer::open_engine, py::arg("name"), py::arg("ranks"),
+           "Lets `ranks` ranks of engine `name` attach; returns the owner id.")
+      .def("attached", &NodeServer::attached, py::arg("owner"),
+           "Ranks whose mapping stands and can be reached.")
+      .def("fence", &NodeServer::fence, py::arg("owner"), py::arg("epoch"),
+           "Asks every mapper to end its copies of epoch <= `epoch`; ends in the listener's on_fenced.")
+      .def("mappers", &NodeServer::mappers, py::arg("owner"), "Process ids of the live mappers.")
+      .def_property_readonly("path", &NodeServer::path)
+      .def("close", &NodeServer::close, py::call_guard<py::gil_scoped_release>());
+
+  py::class_<NodeClient>(m, "NodeClient",
+                         "An engine worker's side of attaching (csrc/include/kvarter/node.h).")
+      .def(py::init([](const std::string& path, const std::string& engine, std::uint32_t rank,
+                       std::uint32_t layout_version, std::shared_ptr<FenceHandler> handler, double timeout) {
+             const py::gil_scoped_release released;
+             return std::make_unique<NodeClient>(
+                 path, engine, rank, layout_version, std::move(handler),
+                 std::chrono::milliseconds(static_cast<std::int64_t>(timeout * 1e3)));
+           }),
+           py::arg("path"), py::arg("engine"), py::arg("rank"), py::arg("layout_version"),
+           py::arg("handler").none(true) = nullptr, py::arg("timeout") = 10.0,
+           "Attaches and maps the pool, within `timeout` seconds. NodeRefused carries the node's sentence; "
+           "NodeError says what else went wrong.")
+      .def_property_readonly(
+          "mapping", [](const NodeClient& self) { return std::const_pointer_cast<Mapping>(self.mapping()); })
+      .def_property_readonly("connected", &NodeClient::connected)
+      .def_property_readonly("owner", &NodeClient::owner)
+      .def("close", &NodeClient::close, py::call_guard<py::gil_scoped_release>());
+}
 
 }  // namespace kvarter::bindings

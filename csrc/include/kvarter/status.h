@@ -4,7 +4,8 @@
 namespace kvarter {
 
 // The one vocabulary of the data path. The same seven words name Python's `kvarter.Status` and the metrics.
-// A status is a value, never an exception: a miss is not an error, and nothing below the engine throws into it.
+// A status is a value, never an exception: a miss is not an error, and nothing below the engine throws into
+// it.
 enum class Status : std::uint8_t {
   kOk = 0,
   kNotFound = 1,  // no such block, here or any more

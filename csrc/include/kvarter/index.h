@@ -1,0 +1,229 @@
+#pragma once
+// The index and the ledger: which blocks are in the pool, where, who may touch them, and what every byte is.
+//
+// One entry per key (namespace, digest, group, sub) with one slot per shard. The life of an entry:
+//
+//   reserve -> in flight -> complete (every shard) -> resident -> evicted | removed
+//                  |               '-> waits while its parent is in flight
+//                  '-> abort | deadline: quarantined until its writers cannot touch it
+//
+// Threads: every method may be called from any thread; one mutex orders them. Nothing here waits for anything
+// else, calls back, or touches payload bytes.
+// When full: reserve evicts the least recently used entries that nobody leases or pins and that no entry
+// leans on (leaf first, R7), and answers kRejected (no_space) when there are none. Statuses, never
+// exceptions, for what concerns one block. std::invalid_argument for misuse: an unknown namespace, a group
+// out of range, arrays of unequal length.
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kvarter/clock.h"
+#include "kvarter/pool.h"
+#include "kvarter/record.h"
+#include "kvarter/status.h"
+
+namespace kvarter {
+
+// What the index must know of a cache group. Exactly one of unit_stride and subs is above 1, or neither.
+struct GroupShape {
+  std::uint32_t unit_stride = 1;           // hash units per block
+  std::uint32_t subs = 1;                  // blocks per hash unit
+  bool chained = true;                     // a block needs its ancestors resident (lifetime Full)
+  std::vector<std::uint64_t> shard_bytes;  // payload bytes of each shard's slot; its size is the shard count
+};
+
+// Part of a sequence in one namespace: the digests of units [first_unit, first_unit + digests.size()).
+// `parent` is the digest of unit first_unit - 1; unused when first_unit is 0.
+struct Chain {
+  std::uint32_t ns = 0;
+  std::uint64_t first_unit = 0;
+  Digest parent{};
+  std::span<const Digest> digests;
+};
+
+// Blocks [first, first + count) of one group of a chain. REQUIRES: the chain has all their digests.
+struct Range {
+  std::uint32_t group = 0;
+  std::uint64_t first = 0;
+  std::uint64_t count = 0;
+};
+
+// Shards [first, first + count) of a block; count 0 means all.
+struct Shards {
+  std::uint32_t first = 0;
+  std::uint32_t count = 0;
+};
+
+// Names one entry for as long as it lives: generation << 32 | row. 0 names none.
+using Handle = std::uint64_t;
+using LeaseId = std::uint64_t;
+using Owner = std::uint32_t;
+
+struct Slot {
+  std::uint32_t record = 0;  // its number in the records memfd
+  std::uint32_t arena = 0;
+  std::uint64_t offset = 0;
+  std::uint64_t length = 0;
+  std::uint64_t checksum = 0;  // set for leased slots
+  std::uint64_t generation =
+      0;  // a reader whose lease has expired compares it with the record after its copy
+};
+
+// Why a block was not stored, not loaded, or dropped. Every block adds to exactly one of them (R6).
+enum class Reason : std::uint8_t {
+  kNone = 0,
+  // reserve: not needed or refused
+  kAlreadyResident,
+  kAlreadyInFlight,
+  kNoSpace,
+  kNoParent,  // also at complete: the parent went away meanwhile
+  kNamespaceClosed,
+  // in flight: given up
+  kAborted,
+  kFailed,  // a shard reported failure or a wrong length
+  kExpired,
+  kOwnerDead,
+  // resident: dropped
+  kEvicted,
+  kInvalidated,
+  kCorrupt,
+  kOrphaned,  // an ancestor was dropped as corrupt
+  kCount
+};
+const char* name(Reason reason) noexcept;
+
+struct Reserved {
+  Status status =
+      Status::kRejected;  // kOk: slots are the caller's to write; kBusy: resident or in flight already
+  Reason reason = Reason::kNone;
+  Handle handle = 0;
+};
+
+enum class LeaseKind : std::uint8_t {
+  kRead,  // somebody copies from the slots
+  kHold,  // a match's promise: short, dropped at load
+  kPin,   // a user's wish: not evicted until its time is over
+};
+enum class Outcome : std::uint8_t { kLoaded, kFailed, kUnused, kExpired };
+
+// Bytes of the tier by what they are. capacity is the sum of the others, at every instant (R4).
+struct Ledger {
+  std::uint64_t capacity = 0, free = 0, reserved = 0, leased = 0, pinned = 0, resident = 0, quarantined = 0,
+                dead = 0, overhead = 0;
+  bool operator==(const Ledger&) const = default;
+};
+
+// Blocks and bytes since start, beside what is there now.
+struct Counters {
+  std::uint64_t offered = 0;  // = stored + in_flight + the reserve and in-flight reasons
+  std::uint64_t stored = 0;   // = resident_blocks + the dropped reasons
+  std::uint64_t in_flight = 0, resident_blocks = 0;
+  std::uint64_t leased =
+      0;  // = loaded + load_failed + load_unused + load_expired + leased_now; read leases only
+  std::uint64_t loaded = 0, load_failed = 0, load_unused = 0, load_expired = 0, leased_now = 0;
+  std::uint64_t loaded_bytes = 0, stored_bytes = 0, evicted_bytes = 0;
+  std::uint64_t reasons[static_cast<int>(Reason::kCount)] = {};
+};
+
+struct FenceRequest {
+  Owner owner;
+  std::uint64_t epoch;
+};
+
+class Index {
+ public:
+  struct Options {
+    std::uint32_t max_slots = 0;  // slot records; each shard of a block takes one
+    double hold_share = 0.5;      // of the pool, that holds may cover
+  };
+
+  // REQUIRES: pool and clock outlive the index, and nobody else uses pool.extents().
+  Index(const Options& options, Pool& pool, const Clock& clock);
+  // Takes over the records of an index that is gone (its process crashed): committed blocks become resident,
+  // all others quarantined under their owners. REQUIRES: pool has the same arenas with the same content.
+  // Throws std::runtime_error when the records are of another layout version or do not fit the arenas.
+  Index(const Options& options, Pool& pool, const Clock& clock, std::span<const std::byte> records);
+  ~Index();
+
+  // --- namespaces
+  // The same digest gives the same number while it is open. Throws std::length_error past kMaxNamespaces.
+  std::uint32_t open_namespace(const Digest& digest, std::span<const GroupShape> groups);
+  // From now on nothing of it is served or stored; tick removes its blocks, bounded in each call.
+  void invalidate(std::uint32_t ns);
+
+  // --- finding
+  // How many blocks of a chained group are resident from block 0 on, at most `limit`. O(log) look-ups: R7
+  // makes the resident blocks of a chain a prefix.
+  std::uint64_t leading(const Chain& chain, std::uint32_t group, std::uint64_t limit) const;
+  // The largest e <= end, e a multiple of `step`, such that the min(run, e) blocks before e are all resident;
+  // 0 when there is none. Looks backwards.
+  std::uint64_t last_run(const Chain& chain, std::uint32_t group, std::uint64_t end, std::uint64_t run,
+                         std::uint64_t step) const;
+  bool contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const;
+  // Changes whenever a look-up may answer differently: what a memoised match depends on.
+  std::uint64_t version() const;
+
+  // --- leases
+  // Takes all of the ranges or nothing. Returns kOk; kNotFound: a block is gone; kRejected: a hold above its
+  // share. A hold leases only the deepest block of a chained range (its ancestors cannot go while it stays)
+  // and counts `bytes` against the share. The lease ends by release, by its deadline (in tick), or by
+  // owner_dead.
+  Status lease(const Chain& chain, std::span<const Range> ranges, LeaseKind kind, Owner owner,
+               std::uint64_t deadline, std::uint64_t bytes, LeaseId& id);
+  // The slots of a read lease, in the order of its ranges and their blocks; `shards` of each block together.
+  std::vector<Slot> slots(LeaseId id) const;
+  // False when the lease has ended already. Ends it otherwise.
+  bool release(LeaseId id, Outcome outcome);
+  // The blocks of a read lease that failed their check: removed everywhere at once, with their descendants.
+  void drop_corrupt(LeaseId id, std::span<const std::uint32_t> positions);
+
+  // --- storing
+  // For each block of the range: makes an entry with slots for all its shards, or says why not. `slots`
+  // receives the slots of `shards` for each kOk block, in order: these are owner's to write. Another owner
+  // that reserves other shards of an entry in flight joins it.
+  std::vector<Reserved> reserve(const Chain& chain, const Range& range, Shards shards, Owner owner,
+                                std::uint64_t deadline, std::vector<Slot>& slots);
+  // Shard `shard` of these entries has been written (ok) or has failed, and its writer touches it no more.
+  // When the last shard of an entry has reported, the entry becomes resident, at once and whole, or is given
+  // up. A handle that is no longer in flight is ignored, or ends its quarantine.
+  void complete(std::span<const Handle> handles, std::uint32_t shard, std::span<const std::uint8_t> ok,
+                std::span<const std::uint64_t> checksums);
+  // Gives the entries up. REQUIRES: no writer touches their slots any more.
+  void abort(std::span<const Handle> handles);
+  bool resident(Handle handle) const;
+
+  // --- endings
+  // Ends what is past its deadline, removes some blocks of closed namespaces, and returns the fences that
+  // must now be sent so that quarantined slots can be freed.
+  std::vector<FenceRequest> tick();
+  // Every mapper of owner has acknowledged a fence of at least this epoch.
+  void fenced(Owner owner, std::uint64_t epoch);
+  // Every process that mapped the pool for owner is dead: nobody writes or reads for it any more.
+  void owner_dead(Owner owner);
+  // The epoch that copies of new reservations of owner carry.
+  std::uint64_t epoch(Owner owner) const;
+
+  // --- account
+  Ledger ledger() const;
+  // Bytes of resident blocks that eviction could free now, one leaf after another: those without a leased,
+  // pinned or unfinished descendant. Counts over all entries; not for hot paths.
+  std::uint64_t evictable() const;
+  Counters counters() const;
+  // Recounts everything from the records, the free extents and the entries themselves. Empty when all agree;
+  // otherwise one sentence for each disagreement.
+  std::vector<std::string> audit() const;
+
+  const Memfd& records() const;
+  const Memfd& columns() const;
+
+  struct Impl;  // only csrc/index sees inside
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace kvarter

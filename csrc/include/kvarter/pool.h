@@ -1,0 +1,124 @@
+#pragma once
+// The pool: shared memory (memfd arenas) cut into extents of 4 KiB granules. It is the DRAM tier's memory and
+// nothing else: it knows no keys, no leases and no time. The index decides what lives in it.
+//
+// Threads: Memfd, Mapping-like members and check_memory are immutable after construction. Extents is not
+// synchronised; the index calls it under its writer mutex.
+// When full: allocate returns nothing and changes nothing.
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory_resource>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace kvarter {
+
+inline constexpr std::uint64_t kGranule = 4096;       // every extent starts at and is rounded up to a granule
+inline constexpr std::uint64_t kHugePage = 2u << 20;  // arenas are mapped at and sized to multiples of this
+
+constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+// A sealed anonymous file that processes of one uid share: mode 0600, sealed against resize, so that no
+// mapper can cut it under another one's feet. Throws std::system_error when the kernel refuses.
+class Memfd {
+ public:
+  Memfd(const std::string& name, std::uint64_t bytes);
+  Memfd(Memfd&& other) noexcept;
+  Memfd& operator=(Memfd&&) = delete;
+  ~Memfd();
+
+  int fd() const { return fd_; }
+  std::uint64_t bytes() const { return bytes_; }
+  // This process's mapping: read-write, at a 2 MiB-aligned address, not inherited by forks, not in core
+  // dumps.
+  std::byte* data() const { return data_; }
+
+ private:
+  int fd_ = -1;
+  std::uint64_t bytes_ = 0;
+  std::byte* data_ = nullptr;
+};
+
+struct MemoryLimits {
+  std::uint64_t available = 0;     // MemAvailable
+  std::uint64_t cgroup_limit = 0;  // the tightest limit over this process's cgroups (v1 and v2); 0: none
+  std::uint64_t cgroup_used = 0;   // of that cgroup, without page cache that can be dropped at once
+};
+
+// Reads what the system says. `root` stands before /proc and /sys (tests give a directory of their own).
+MemoryLimits memory_limits(const std::string& root = "");
+
+// Throws std::length_error, with the numbers in one sentence, when `bytes` do not fit into the memory that is
+// available or into the cgroup. The kernel would not refuse: it would kill the engine later.
+void check_memory(std::uint64_t bytes, const MemoryLimits& limits);
+
+struct Extent {
+  std::uint32_t arena = 0;
+  std::uint64_t offset = 0;  // bytes from the arena's start, a multiple of kGranule
+  std::uint64_t bytes = 0;   // a multiple of kGranule
+};
+
+// Free space of all arenas: best fit, neighbours coalesced.
+class Extents {
+ public:
+  explicit Extents(const std::vector<std::uint64_t>& arena_bytes);
+
+  // Smallest hole that fits, lowest address among equals. Nothing when no hole fits. REQUIRES: bytes > 0.
+  std::optional<Extent> allocate(std::uint64_t bytes);
+  // REQUIRES: extent came from allocate or claim and was not released since.
+  void release(const Extent& extent);
+  // Takes exactly this extent out of the free space (rebuild). False when any of it is taken or out of
+  // bounds.
+  bool claim(const Extent& extent);
+
+  std::uint64_t free_bytes() const { return free_; }
+  std::uint64_t largest_hole() const;
+  std::vector<Extent> holes() const;  // in address order; for the audit
+
+ private:
+  using Address = std::uint64_t;  // arena in the upper 20 bits, granule number in the lower 44
+  void insert(Address start, std::uint64_t granules);
+  void erase(std::pmr::map<Address, std::uint64_t>::iterator hole);
+
+  std::pmr::unsynchronized_pool_resource nodes_;  // holes come and go with every block: no malloc for each
+  std::pmr::map<Address, std::uint64_t> by_address_{&nodes_};
+  std::pmr::set<std::pair<std::uint64_t, Address>> by_size_{&nodes_};
+  std::vector<std::uint64_t> arena_granules_;
+  std::uint64_t free_ = 0;
+};
+
+// The arenas and their free space. Populates the arenas in the background, so that this process's cgroup is
+// charged for them and start does not wait; destruction stops that and unmaps.
+class Pool {
+ public:
+  // `bytes` in all, in arenas of at most `arena_bytes` (each rounded up to 2 MiB). REQUIRES: bytes > 0.
+  // Throws as Memfd does. Check the memory first.
+  Pool(std::uint64_t bytes, std::uint64_t arena_bytes, bool populate);
+  ~Pool();
+  Pool(const Pool&) = delete;
+
+  std::uint64_t bytes() const { return bytes_; }
+  const std::vector<Memfd>& arenas() const { return arenas_; }
+  Extents& extents() { return extents_; }
+  const Extents& extents() const { return extents_; }
+  bool populated() const { return populated_.load(std::memory_order_acquire); }
+
+ private:
+  void populate();
+
+  std::vector<Memfd> arenas_;
+  std::uint64_t bytes_ = 0;
+  Extents extents_;
+  std::atomic<bool> stop_{false}, populated_{false};
+  std::thread populator_;
+};
+
+}  // namespace kvarter

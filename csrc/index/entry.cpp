@@ -1,0 +1,246 @@
+#include <algorithm>
+#include <stdexcept>
+
+#include "index/impl.h"
+
+namespace kvarter {
+
+const Namespace& Index::Impl::space(std::uint32_t ns, std::uint32_t group) const {
+  if (ns >= namespaces.size() || (!namespaces[ns].open && !namespaces[ns].closed))
+    throw std::invalid_argument("namespace " + std::to_string(ns) + " is not open");
+  if (group >= namespaces[ns].groups.size())
+    throw std::invalid_argument("group " + std::to_string(group) + " of namespace " + std::to_string(ns) +
+                                ", which has " + std::to_string(namespaces[ns].groups.size()) + " groups");
+  return namespaces[ns];
+}
+
+std::uint64_t Index::Impl::blocks_of(const Chain& chain, const GroupShape& shape) {
+  return (chain.first_unit + chain.digests.size()) / shape.unit_stride * shape.subs;
+}
+
+Key Index::Impl::key_at(const Chain& chain, const GroupShape& shape, std::uint32_t group,
+                        std::uint64_t block) const {
+  // A block is named by the digest of the last unit that it touches; `sub` tells blocks of one unit apart.
+  const std::uint64_t unit = (block / shape.subs + 1) * shape.unit_stride - 1;
+  Key key{chain.ns, static_cast<std::uint16_t>(group), static_cast<std::uint16_t>(block % shape.subs), {}};
+  if (unit >= chain.first_unit && unit - chain.first_unit < chain.digests.size())
+    key.digest = chain.digests[unit - chain.first_unit];
+  else if (chain.first_unit > 0 && unit == chain.first_unit - 1)
+    key.digest = chain.parent;
+  else
+    throw std::invalid_argument("block " + std::to_string(block) + " of group " + std::to_string(group) +
+                                " ends at unit " + std::to_string(unit) + ", and the chain has units " +
+                                std::to_string(chain.first_unit) + " to " +
+                                std::to_string(chain.first_unit + chain.digests.size()));
+  return key;
+}
+
+std::uint32_t Index::Impl::row_of(Handle handle) const {
+  const auto row = static_cast<std::uint32_t>(handle);
+  if (handle == 0 || row >= options.max_slots || c.generation[row] != handle >> 32 ||
+      state(row) == RowState::kFree)
+    return kNoRow;
+  return row;
+}
+
+SlotRecord& Index::Impl::record(std::uint32_t row, std::uint32_t shard) const {
+  std::uint32_t at = c.slot[row];
+  while (shard--) at = c.next_shard[at];
+  return records[at];
+}
+
+void Index::Impl::mark(SlotRecord& slot, SlotState to, bool next_generation) {
+  const std::uint64_t generation = slot.word.load(std::memory_order_relaxed) >> 8;
+  slot.word.store(SlotRecord::make_word(generation + next_generation, to), std::memory_order_release);
+}
+
+std::uint64_t* Index::Impl::category(std::uint32_t row) {
+  switch (state(row)) {
+    case RowState::kFree:
+      return nullptr;
+    case RowState::kInFlight:
+      return &book.reserved;
+    case RowState::kQuarantined:
+      return &book.quarantined;
+    case RowState::kDead:
+      return &book.dead;
+    case RowState::kResident:
+      break;
+  }
+  return c.leases[row] ? &book.leased : c.pins[row] ? &book.pinned : &book.resident;
+}
+
+void Index::Impl::set_state(std::uint32_t row, RowState to) {
+  if (std::uint64_t* from = category(row)) *from -= c.bytes[row];
+  c.state[row] = static_cast<std::uint8_t>(to);
+  if (std::uint64_t* now = category(row)) *now += c.bytes[row];
+}
+
+void Index::Impl::set_uses(std::uint32_t* column, std::uint32_t row, int change) {
+  *category(row) -= c.bytes[row];
+  column[row] += static_cast<std::uint32_t>(change);
+  *category(row) += c.bytes[row];
+}
+
+void Index::Impl::link(std::uint32_t row, std::uint32_t parent) {
+  c.parent[row] = parent;
+  c.previous_sibling[row] = kNoRow;
+  c.next_sibling[row] = kNoRow;
+  if (parent == kNoRow) return;
+  const std::uint32_t next = c.first_child[parent];
+  c.next_sibling[row] = next;
+  if (next != kNoRow) c.previous_sibling[next] = row;
+  c.first_child[parent] = row;
+  ++c.children[parent];
+}
+
+void Index::Impl::unlink(std::uint32_t row) {
+  const std::uint32_t parent = c.parent[row];
+  if (parent == kNoRow) return;
+  const std::uint32_t previous = c.previous_sibling[row], next = c.next_sibling[row];
+  if (previous == kNoRow)
+    c.first_child[parent] = next;
+  else
+    c.next_sibling[previous] = next;
+  if (next != kNoRow) c.previous_sibling[next] = previous;
+  c.parent[row] = kNoRow;
+  --c.children[parent];
+  // A parent scores at least its best child, so a chain is peeled from its end and at its own age.
+  c.last_use[parent] = std::max(c.last_use[parent], c.last_use[row]);
+  offer_victim(parent);
+}
+
+std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, std::uint32_t parent,
+                                      std::uint32_t depth, Reason& refusal) {
+  const auto shards = static_cast<std::uint16_t>(shape.shard_bytes.size());
+  // Making room must not evict the very parent this entry leans on: count the child before it exists.
+  struct Guard {
+    std::uint32_t* children;
+    ~Guard() {
+      if (children) --*children;
+    }
+  } guard{parent == kNoRow ? nullptr : &c.children[parent]};
+  if (guard.children) ++*guard.children;
+  while (free_rows.empty() || free_records.size() < shards)
+    if (!evict_one()) {
+      refusal = Reason::kNoSpace;
+      return kNoRow;
+    }
+  std::vector<Extent> extents;
+  for (std::uint64_t bytes : shape.shard_bytes) {
+    const auto extent = allocate(bytes);
+    if (!extent) {
+      for (const Extent& taken : extents) pool.extents().release(taken);
+      refusal = Reason::kNoSpace;
+      return kNoRow;
+    }
+    extents.push_back(*extent);
+  }
+  const std::uint32_t row = free_rows.back();
+  free_rows.pop_back();
+  c.depth[row] = depth;
+  c.ns[row] = key.ns;
+  c.group[row] = key.group;
+  c.shards[row] = shards;
+  c.children[row] = c.leases[row] = c.pins[row] = c.hits[row] = 0;
+  c.first_child[row] = kNoRow;
+  c.last_use[row] = clock.now();
+  c.bytes[row] = 0;
+  std::uint32_t* chain = &c.slot[row];
+  for (std::uint16_t shard = 0; shard < shards; ++shard) {
+    const std::uint32_t at = free_records.back();
+    free_records.pop_back();
+    SlotRecord& slot = records[at];
+    slot.digest = key.digest;
+    slot.parent = parent == kNoRow ? Digest{} : records[c.slot[parent]].digest;
+    slot.parent_sub = parent == kNoRow ? std::uint16_t{0} : records[c.slot[parent]].sub;
+    slot.arena = static_cast<std::uint16_t>(extents[shard].arena);
+    slot.offset = extents[shard].offset;
+    slot.length = shape.shard_bytes[shard];
+    slot.checksum = 0;
+    slot.entry = next_entry;
+    slot.ns = key.ns;
+    slot.depth = depth;
+    slot.group = key.group;
+    slot.sub = key.sub;
+    slot.shard = shard;
+    slot.shards = shards;
+    slot.owner = 0;
+    mark(slot, SlotState::kReserved, true);
+    c.bytes[row] += slot.length;
+    book.overhead += extents[shard].bytes - slot.length;
+    *chain = at;
+    chain = &c.next_shard[at];
+  }
+  *chain = kNoRow;
+  ++next_entry;
+  ++namespaces[key.ns].rows;
+  set_state(row, RowState::kInFlight);
+  table_insert(key, row);
+  link(row, parent);
+  return row;
+}
+
+// REQUIRES: out of the table, unlinked, no children, no leases.
+void Index::Impl::free_entry(std::uint32_t row) {
+  set_state(row, RowState::kFree);
+  for (std::uint32_t at = c.slot[row]; at != kNoRow;) {
+    SlotRecord& slot = records[at];
+    mark(slot, SlotState::kFree, true);
+    pool.extents().release({slot.arena, slot.offset, rounded(slot.length)});
+    book.overhead -= rounded(slot.length) - slot.length;
+    free_records.push_back(at);
+    at = c.next_shard[at];
+  }
+  --namespaces[c.ns[row]].rows;
+  ++c.generation[row];
+  free_rows.push_back(row);
+}
+
+void Index::Impl::drop(std::uint32_t row, Reason reason) {
+  ++counts.reasons[static_cast<int>(reason)];
+  if (reason == Reason::kEvicted) counts.evicted_bytes += c.bytes[row];
+  --counts.resident_blocks;
+  ++version;
+  table_erase(row);
+  unlink(row);
+  if (c.leases[row] == 0 && c.pins[row] == 0) {
+    free_entry(row);
+    return;
+  }
+  // Readers go on under their leases; the next generation tells them afterwards that the block was withdrawn.
+  set_state(row, RowState::kDead);
+  for (std::uint32_t shard = 0; shard < c.shards[row]; ++shard)
+    mark(record(row, shard), SlotState::kFree, true);
+}
+
+void Index::Impl::orphan_children(std::uint32_t row, Reason reason) {
+  while (c.first_child[row] != kNoRow) {
+    const std::uint32_t child = c.first_child[row];
+    if (state(child) == RowState::kResident)
+      drop_subtree(child, reason, reason);
+    else
+      doom(child, Reason::kNoParent);  // unlinks it
+  }
+}
+
+// Depth is bounded by nothing, so no recursion: go down to a leaf, drop it, go on from its parent.
+void Index::Impl::drop_subtree(std::uint32_t top, Reason own, Reason below) {
+  std::uint32_t row = top;
+  for (;;) {
+    const std::uint32_t child = c.first_child[row];
+    if (child != kNoRow) {
+      if (state(child) == RowState::kResident)
+        row = child;
+      else
+        doom(child, Reason::kNoParent);
+      continue;
+    }
+    const std::uint32_t parent = c.parent[row];
+    drop(row, row == top ? own : below);
+    if (row == top) return;
+    row = parent;
+  }
+}
+
+}  // namespace kvarter

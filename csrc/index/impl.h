@@ -1,0 +1,143 @@
+#pragma once
+// What the parts of the index share. One file for each part:
+//   table.cpp   key -> row            probe.cpp   leading, last_run, contains
+//   entry.cpp   rows, slots, links    lease.cpp   read leases, holds, pins
+//   evict.cpp   victims, room         flight.cpp  reserve, complete, abort, quarantine, endings
+//   index.cpp   construction, namespaces, tick    audit.cpp, rebuild.cpp
+// Everything below is called with the mutex held, except where it says otherwise.
+
+#include <mutex>
+#include <unordered_map>
+
+#include "index/columns.h"
+#include "kvarter/index.h"
+
+namespace kvarter {
+
+struct Key {
+  std::uint32_t ns = 0;
+  std::uint16_t group = 0;
+  std::uint16_t sub = 0;
+  Digest digest{};
+};
+
+struct Namespace {
+  Digest digest{};
+  std::vector<GroupShape> groups;
+  std::uint64_t rows = 0;  // entries of it in any state
+  bool open = false, closed = false;
+};
+
+struct Lease {
+  LeaseKind kind;
+  Owner owner;
+  std::uint64_t deadline;
+  std::uint64_t bytes;  // counted against the hold share
+  std::vector<std::uint32_t> rows;
+};
+
+// An entry in flight or in quarantine: who writes which shard.
+struct Writer {
+  Owner owner = 0;
+  std::uint64_t epoch = 0;
+  bool claimed = false, writing = false, ok = false;
+};
+struct Flight {
+  std::uint64_t deadline;
+  std::vector<Writer> writers;  // by shard
+  Reason doom = Reason::kNone;  // set: will not become resident, is freed when nobody writes any more
+  bool writing() const {
+    for (const Writer& w : writers)
+      if (w.writing) return true;
+    return false;
+  }
+  bool written() const {
+    for (const Writer& w : writers)
+      if (!w.claimed || w.writing) return false;
+    return true;
+  }
+};
+
+struct Index::Impl {
+  Impl(const Options& options_, Pool& pool_, const Clock& clock_);
+
+  const Options options;
+  Pool& pool;
+  const Clock& clock;
+  mutable std::mutex mutex;
+  Memfd records_file, columns_file;
+  NamespaceRecord* namespace_records;
+  SlotRecord* records;
+  Columns c;
+  std::vector<std::uint32_t> free_rows, free_records;
+  std::uint32_t sweep_at = 0;
+  std::uint64_t next_entry = 1, next_lease = 1, version = 1;
+  std::vector<Namespace> namespaces;
+  std::unordered_map<LeaseId, Lease> leases;
+  std::uint64_t held_bytes = 0;
+  std::unordered_map<std::uint32_t, Flight> flights;  // by row
+  std::unordered_map<Owner, std::uint64_t> epochs;
+  struct Victim {
+    std::uint64_t last_use;
+    std::uint32_t row;
+    bool operator<(const Victim& other) const { return last_use > other.last_use; }  // oldest on top
+  };
+  std::vector<Victim> victims;  // a heap, at most one entry a row, checked when it is taken
+  Ledger book;                  // free is kept by pool.extents(); overhead counts the rounding of slots here
+  Counters counts;
+
+  // table.cpp
+  std::uint32_t find(const Key& key) const;
+  void table_insert(const Key& key, std::uint32_t row);
+  void table_erase(std::uint32_t row);
+  Key key_of(std::uint32_t row) const;
+
+  // entry.cpp
+  const Namespace& space(std::uint32_t ns, std::uint32_t group) const;
+  Key key_at(const Chain& chain, const GroupShape& shape, std::uint32_t group, std::uint64_t block) const;
+  static std::uint64_t blocks_of(const Chain& chain, const GroupShape& shape);  // last complete block + 1
+  Handle handle_of(std::uint32_t row) const { return std::uint64_t{c.generation[row]} << 32 | row; }
+  std::uint32_t row_of(Handle handle) const;  // kNoRow when it names nothing any more
+  RowState state(std::uint32_t row) const { return static_cast<RowState>(c.state[row]); }
+  SlotRecord& record(std::uint32_t row, std::uint32_t shard) const;
+  void mark(SlotRecord& slot, SlotState state, bool next_generation = false);
+  std::uint64_t* category(std::uint32_t row);
+  void set_state(std::uint32_t row, RowState to);
+  void set_uses(std::uint32_t* column, std::uint32_t row, int change);
+  void link(std::uint32_t row, std::uint32_t parent);
+  void unlink(std::uint32_t row);
+  std::uint32_t make_entry(const Key& key, const GroupShape& shape, std::uint32_t parent, std::uint32_t depth,
+                           Reason& refusal);
+  void free_entry(std::uint32_t row);
+  // Takes a resident entry out of the index: freed at once, or dead until its last lease ends.
+  void drop(std::uint32_t row, Reason reason);
+  void drop_subtree(std::uint32_t row, Reason own, Reason below);
+  void orphan_children(std::uint32_t row, Reason reason);
+
+  // evict.cpp
+  bool evictable(std::uint32_t row) const;
+  void offer_victim(std::uint32_t row);
+  bool evict_one();
+  std::optional<Extent> allocate(std::uint64_t bytes);
+
+  // lease.cpp
+  void end_lease(LeaseId id, Outcome outcome);
+
+  // flight.cpp
+  void publish(std::uint32_t row);
+  void settle(std::uint32_t row);  // after a report: publish, free, or go on waiting
+  void doom(std::uint32_t row, Reason reason);
+  void quarantine(std::uint32_t row);
+  void end_writers(Owner owner, std::uint64_t epoch);
+
+  // index.cpp
+  void sweep();
+  // audit.cpp
+  Ledger ledger() const;
+  // rebuild.cpp
+  void rebuild(std::span<const std::byte> old);
+};
+
+inline std::uint64_t rounded(std::uint64_t bytes) { return round_up(bytes, kGranule); }
+
+}  // namespace kvarter

@@ -1,0 +1,181 @@
+#include "kvarter/index.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <new>
+#include <random>
+#include <stdexcept>
+
+#include "index/impl.h"
+
+namespace kvarter {
+namespace {
+
+constexpr std::uint32_t kSweepRows =
+    4096;  // a tick's share of removing closed namespaces: well under a millisecond
+
+std::uint32_t checked_slots(const Index::Options& options) {
+  if (options.max_slots == 0 || options.max_slots >= kNoRow)
+    throw std::invalid_argument("max_slots is " + std::to_string(options.max_slots) +
+                                "; it must be in [1, 2^32 - 2]");
+  return options.max_slots;
+}
+
+}  // namespace
+
+const char* name(Reason reason) noexcept {
+  static constexpr const char* kNames[] = {
+      "none",    "already_resident", "already_in_flight", "no_space",   "no_parent", "namespace_closed",
+      "aborted", "failed",           "expired",           "owner_dead", "evicted",   "invalidated",
+      "corrupt", "orphaned"};
+  static_assert(std::size(kNames) == static_cast<std::size_t>(Reason::kCount));
+  return kNames[static_cast<int>(reason)];
+}
+
+Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_)
+    : options(options_),
+      pool(pool_),
+      clock(clock_),
+      records_file("kvarter-records", records_bytes(checked_slots(options_))),
+      columns_file("kvarter-columns", columns_bytes(options_.max_slots)),
+      c(columns_at(columns_file.data(), options_.max_slots)) {
+  auto* header = reinterpret_cast<RecordsHeader*>(records_file.data());
+  header->magic = kRecordsMagic;
+  header->layout_version = kLayoutVersion;
+  header->max_slots = options.max_slots;
+  header->arenas = static_cast<std::uint32_t>(pool.arenas().size());
+  std::random_device random;
+  for (std::size_t i = 0; i < sizeof header->pool_id; i += 4) {
+    const std::uint32_t word = random();
+    std::memcpy(header->pool_id + i, &word, 4);
+  }
+  namespace_records = reinterpret_cast<NamespaceRecord*>(records_file.data() + 4096);
+  records = reinterpret_cast<SlotRecord*>(namespace_records + kMaxNamespaces);
+  namespaces.resize(kMaxNamespaces);
+  victims.reserve(options.max_slots);
+  for (std::uint32_t i = options.max_slots; i-- > 0;) {
+    c.generation[i] = 1;  // so that no handle is 0
+    free_rows.push_back(i);
+    free_records.push_back(i);
+  }
+  book.overhead = records_file.bytes() + columns_file.bytes();
+}
+
+Index::Index(const Options& options, Pool& pool, const Clock& clock)
+    : impl_(std::make_unique<Impl>(options, pool, clock)) {}
+
+Index::~Index() = default;
+
+std::uint32_t Index::open_namespace(const Digest& digest, std::span<const GroupShape> groups) {
+  if (groups.empty() || groups.size() > kMaxGroups)
+    throw std::invalid_argument("a namespace has 1 to " + std::to_string(kMaxGroups) + " groups, not " +
+                                std::to_string(groups.size()));
+  std::uint64_t chained = 0;
+  for (std::size_t g = 0; g < groups.size(); ++g) {
+    const GroupShape& shape = groups[g];
+    if (shape.unit_stride == 0 || shape.subs == 0 || (shape.unit_stride > 1 && shape.subs > 1) ||
+        shape.subs > 0xffff || shape.shard_bytes.empty() || shape.shard_bytes.size() > 0xffff ||
+        std::count(shape.shard_bytes.begin(), shape.shard_bytes.end(), 0u))
+      throw std::invalid_argument("group " + std::to_string(g) +
+                                  " has an impossible shape: " + std::to_string(shape.unit_stride) +
+                                  " units a block, " + std::to_string(shape.subs) + " blocks a unit, " +
+                                  std::to_string(shape.shard_bytes.size()) + " shards");
+    if (shape.chained) chained |= std::uint64_t{1} << g;
+  }
+  const std::lock_guard lock(impl_->mutex);
+  Impl& x = *impl_;
+  std::uint32_t free = kMaxNamespaces;
+  for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns) {
+    Namespace& space = x.namespaces[ns];
+    if (!space.closed && (space.open || space.rows) && space.digest == digest) {
+      if (space.open) return ns;
+      free = ns;  // restored by rebuild: its blocks wait for whoever knows its shape
+      break;
+    }
+    if (!space.open && !space.closed && !space.rows) free = std::min(free, ns);
+  }
+  if (free == kMaxNamespaces)
+    throw std::length_error("all " + std::to_string(kMaxNamespaces) + " namespaces are open");
+  Namespace& space = x.namespaces[free];
+  space.digest = digest;
+  space.groups.assign(groups.begin(), groups.end());
+  space.open = true;
+  x.namespace_records[free] = {digest, 1, static_cast<std::uint32_t>(groups.size()), chained, {}};
+  return free;
+}
+
+void Index::invalidate(std::uint32_t ns) {
+  const std::lock_guard lock(impl_->mutex);
+  Namespace& space = impl_->namespaces.at(ns);
+  if (!space.open) return;
+  space.open = false;
+  space.closed = true;
+  impl_->namespace_records[ns].state = 2;
+  ++impl_->version;
+}
+
+void Index::Impl::sweep() {
+  if (std::none_of(namespaces.begin(), namespaces.end(), [](const Namespace& n) { return n.closed; })) return;
+  for (std::uint32_t i = 0; i < std::min(kSweepRows, options.max_slots); ++i) {
+    const std::uint32_t row = sweep_at;
+    sweep_at = sweep_at + 1 == options.max_slots ? 0 : sweep_at + 1;
+    if (state(row) == RowState::kFree || !namespaces[c.ns[row]].closed) continue;
+    if (state(row) == RowState::kResident)
+      drop_subtree(row, Reason::kInvalidated, Reason::kInvalidated);
+    else if (state(row) == RowState::kInFlight && flights.at(row).doom == Reason::kNone)
+      doom(row, Reason::kNamespaceClosed);
+  }
+  for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns)
+    if (namespaces[ns].closed && namespaces[ns].rows == 0) {
+      namespaces[ns] = {};
+      namespace_records[ns].state = 0;
+    }
+}
+
+std::vector<FenceRequest> Index::tick() {
+  const std::lock_guard lock(impl_->mutex);
+  Impl& x = *impl_;
+  const std::uint64_t now = x.clock.now();
+  std::vector<LeaseId> ended;
+  for (const auto& [id, lease] : x.leases)
+    if (lease.deadline <= now) ended.push_back(id);
+  for (const LeaseId id : ended) x.end_lease(id, Outcome::kExpired);
+  std::vector<std::uint32_t> late;
+  for (const auto& [row, flight] : x.flights)
+    if (flight.deadline <= now && x.state(row) != RowState::kQuarantined) late.push_back(row);
+  for (const std::uint32_t row : late)
+    if (x.flights.contains(row)) x.quarantine(row);  // not if it went with its parent
+  x.sweep();
+  std::vector<FenceRequest> fences;
+  for (const auto& [row, flight] : x.flights)
+    for (const Writer& writer : flight.writers)
+      if (x.state(row) == RowState::kQuarantined && writer.writing && writer.epoch == x.epochs[writer.owner])
+        fences.push_back({writer.owner, x.epochs[writer.owner]++});
+  return fences;
+}
+
+void Index::fenced(Owner owner, std::uint64_t epoch) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->end_writers(owner, std::min(epoch, ~std::uint64_t{0} - 1));
+}
+
+void Index::owner_dead(Owner owner) {
+  const std::lock_guard lock(impl_->mutex);
+  std::vector<LeaseId> ended;
+  for (const auto& [id, lease] : impl_->leases)
+    if (lease.owner == owner && lease.kind != LeaseKind::kPin) ended.push_back(id);
+  for (const LeaseId id : ended) impl_->end_lease(id, Outcome::kExpired);
+  impl_->end_writers(owner, ~std::uint64_t{0});
+}
+
+std::uint64_t Index::epoch(Owner owner) const {
+  const std::lock_guard lock(impl_->mutex);
+  const auto epoch = impl_->epochs.find(owner);
+  return epoch == impl_->epochs.end() ? 0 : epoch->second;
+}
+
+const Memfd& Index::records() const { return impl_->records_file; }
+const Memfd& Index::columns() const { return impl_->columns_file; }
+
+}  // namespace kvarter

@@ -1,0 +1,174 @@
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <string_view>
+#include <utility>
+
+#include "node/server_impl.h"
+
+namespace kvarter {
+
+void NodeServer::Impl::read_all(std::uint64_t id) {
+  for (;;) {
+    const auto it = connections_.find(id);
+    if (it == connections_.end() || !receive_one(id, it->second)) return;
+  }
+}
+
+bool NodeServer::Impl::receive_one(std::uint64_t id, Connection& connection) {
+  std::size_t size = 0;
+  if (connection.mapper == 0) {
+    wire::Hello hello{};
+    const Received got = receive_packet(connection.socket.get(), bytes_of(hello), size);
+    if (got == Received::kNothing) return false;
+    if (got == Received::kEnd)
+      drop(id);
+    else
+      introduce(id, connection, hello, size);
+    return true;
+  }
+  wire::Notice packet{};
+  const Received got = receive_packet(connection.socket.get(), bytes_of(packet), size);
+  if (got == Received::kNothing) return false;
+  if (got == Received::kEnd || size != sizeof packet || !notice(connection, packet)) drop(id);
+  return true;
+}
+
+void NodeServer::Impl::introduce(std::uint64_t id, Connection& connection, const wire::Hello& hello,
+                                 std::size_t size) {
+  // Nothing that is no Hello of some version deserves an answer.
+  if (size < 2 * sizeof(std::uint32_t) || hello.magic != wire::kMagic) return drop(id);
+  try {
+    const std::uint64_t mapper = admit(id, connection, hello, size);
+    if (mapper == 0 || !grant(connection, roster_.find(mapper)->owner)) return drop(id);
+    due_.insert(roster_.find(mapper)->owner);
+  } catch (const NodeRefused& refused) {
+    const std::string_view text = refused.what();
+    wire::Answer answer{.magic = wire::kMagic,
+                        .protocol = wire::kProtocol,
+                        .refusal = static_cast<std::uint32_t>(refused.refusal),
+                        .text_bytes = static_cast<std::uint32_t>(std::min(text.size(), sizeof answer.text)),
+                        .owner = 0,
+                        .descriptors = 0,
+                        .text = {}};
+    std::memcpy(answer.text, text.data(), answer.text_bytes);
+    send_packet(connection.socket.get(), bytes_of(answer));
+    drop(id);
+  }
+}
+
+// The mapper this connection speaks for, watched from here on; 0 if the Hello is malformed.
+std::uint64_t NodeServer::Impl::admit(std::uint64_t id, Connection& connection, const wire::Hello& hello,
+                                      std::size_t size) {
+  const auto mismatch = [](Refusal why, const char* what, std::uint64_t found, std::uint64_t expected) {
+    if (found != expected)
+      throw NodeRefused(why, std::string(what) + " found " + std::to_string(found) + ", expected " +
+                                 std::to_string(expected));
+  };
+  mismatch(Refusal::kUid, "uid", connection.peer.uid, ::geteuid());
+  mismatch(Refusal::kProtocol, "protocol version", hello.protocol, wire::kProtocol);
+  if (size != sizeof hello || hello.name_bytes == 0 || hello.name_bytes > wire::kNameBytes) return 0;
+  mismatch(Refusal::kLayout, "layout version", hello.layout, layout_);
+  const std::uint32_t owner = roster_.owner_of({hello.name, hello.name_bytes}, hello.rank);
+
+  std::uint64_t holder = roster_.holder(owner, hello.rank);
+  if (holder != 0 && ended(roster_.find(holder)->pidfd.get())) {
+    bury(holder);
+    holder = 0;
+  }
+  if (holder != 0) {
+    Mapper& mapper = *roster_.find(holder);
+    const bool same_process = mapper.pid == connection.peer.pid && mapper.pid != 0;
+    if (same_process && mapper.connection != 0) read_all(mapper.connection);  // its end may be waiting there
+    if (!same_process || mapper.connection != 0)
+      throw NodeRefused(Refusal::kDuplicate, "rank " + std::to_string(hello.rank) + " of engine '" +
+                                                 printable({hello.name, hello.name_bytes}) +
+                                                 "' is mapped by pid " + std::to_string(mapper.pid) +
+                                                 ", which is alive");
+    mapper.connection = id;
+    mapper.mapped = false;
+    mapper.asked_below = mapper.fenced_below;
+    return connection.mapper = holder;
+  }
+  Fd pidfd = watch_peer(connection.socket.get());
+  const std::uint64_t mapper = ++last_mapper_;
+  if (!pidfd || !watch(pidfd.get(), tag(kProcess, mapper)))
+    throw NodeRefused(Refusal::kUnwatched, "pid " + std::to_string(connection.peer.pid) +
+                                               " cannot be watched: " + std::strerror(errno));
+  roster_.add(mapper, {.owner = owner,
+                       .rank = hello.rank,
+                       .pid = connection.peer.pid,
+                       .pidfd = std::move(pidfd),
+                       .connection = id});
+  return connection.mapper = mapper;
+}
+
+bool NodeServer::Impl::grant(const Connection& connection, std::uint32_t owner) {
+  wire::Answer answer{};
+  answer.magic = wire::kMagic;
+  answer.protocol = wire::kProtocol;
+  answer.owner = owner;
+  answer.descriptors = static_cast<std::uint32_t>(exported_.size());
+  if (!send_packet(connection.socket.get(), bytes_of(answer))) return false;
+  for (std::size_t first = 0; first < exported_.size(); first += wire::kDescriptorsPerGrant) {
+    wire::Grant packet{};
+    std::array<int, wire::kDescriptorsPerGrant> descriptors{};
+    packet.count = static_cast<std::uint32_t>(
+        std::min<std::size_t>(exported_.size() - first, wire::kDescriptorsPerGrant));
+    for (std::size_t i = 0; i < packet.count; ++i) {
+      const Exported& file = exported_[first + i];
+      packet.items[i] = {file.bytes, static_cast<std::uint32_t>(file.kind), file.arena};
+      descriptors[i] = file.fd;
+    }
+    if (!send_packet(connection.socket.get(), bytes_of(packet), std::span(descriptors).first(packet.count)))
+      return false;
+  }
+  return true;
+}
+
+// False if it is malformed.
+bool NodeServer::Impl::notice(Connection& connection, const wire::Notice& notice) {
+  Mapper& mapper = *roster_.find(connection.mapper);
+  if (notice.zero != 0) return false;
+  if (notice.type == wire::kMapped && notice.epoch == 0 && !mapper.mapped) {
+    mapper.mapped = true;
+    return true;
+  }
+  const bool asked = mapper.asked_below > mapper.fenced_below && notice.epoch == mapper.asked_below - 1;
+  if (notice.type != wire::kFenced || !asked) return false;
+  mapper.fenced_below = mapper.asked_below;
+  due_.insert(mapper.owner);
+  return true;
+}
+
+// Ends the fences that are over and asks every mapper in reach for the next.
+void NodeServer::Impl::advance(std::uint32_t owner) {
+  roster_.settle(owner, events_);
+  for (const std::uint64_t id : roster_.ids(owner)) {
+    Mapper& mapper = *roster_.find(id);
+    if (mapper.connection == 0) continue;
+    const auto epoch = roster_.next_fence(mapper);
+    if (!epoch) continue;
+    const wire::Notice packet{.type = wire::kFence, .zero = 0, .epoch = *epoch};
+    if (!send_packet(connections_.at(mapper.connection).socket.get(), std::as_bytes(std::span(&packet, 1))))
+      drop(mapper.connection);
+  }
+}
+
+void NodeServer::Impl::drop(std::uint64_t id) {
+  const auto it = connections_.find(id);
+  if (Mapper* const mapper = roster_.find(it->second.mapper); mapper != nullptr) mapper->connection = 0;
+  connections_.erase(it);
+}
+
+void NodeServer::Impl::bury(std::uint64_t id) {
+  Mapper* const mapper = roster_.find(id);
+  if (mapper == nullptr) return;
+  if (mapper->connection != 0) drop(mapper->connection);
+  roster_.remove(id, events_);
+}
+
+}  // namespace kvarter

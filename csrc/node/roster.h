@@ -1,0 +1,67 @@
+#pragma once
+#include <sys/types.h>
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "kvarter/node.h"
+#include "node/fd.h"
+
+namespace kvarter {
+
+// A process that was given the pool's descriptors for one rank of one owner, until its pidfd fires. Fences
+// are kept as "all epochs below", so that 0 means none yet.
+struct Mapper {
+  std::uint32_t owner, rank;
+  pid_t pid;
+  Fd pidfd;
+  std::uint64_t connection;  // 0: it closed its socket, and lives
+  bool mapped = false;
+  std::uint64_t asked_below = 0, fenced_below = 0;
+};
+
+struct Event {
+  std::uint32_t owner;
+  std::optional<std::uint64_t> fenced;  // nothing: dead
+};
+
+// Who may attach, who has, and which fences are open. Knows no sockets; not thread-safe.
+class Roster {
+ public:
+  std::uint32_t open(const std::string& name, std::uint32_t ranks);
+  // The owner of (engine, rank), or throws NodeRefused.
+  std::uint32_t owner_of(std::string_view engine, std::uint32_t rank) const;
+
+  void add(std::uint64_t id, Mapper mapper);
+  Mapper* find(std::uint64_t id);
+  std::uint64_t holder(std::uint32_t owner, std::uint32_t rank) const;  // id of its live mapper, 0 if none
+  void remove(std::uint64_t id, std::vector<Event>& events);
+
+  void fence(std::uint32_t owner, std::uint64_t epoch);
+  // The epoch to ask this mapper for now, if any; counts as asked.
+  std::optional<std::uint64_t> next_fence(Mapper& mapper);
+  // Ends what every mapper has acknowledged.
+  void settle(std::uint32_t owner, std::vector<Event>& events);
+
+  std::uint32_t attached(std::uint32_t owner) const;
+  std::vector<pid_t> mappers(std::uint32_t owner) const;
+  std::vector<std::uint64_t> ids(std::uint32_t owner) const;
+
+ private:
+  struct Engine {
+    std::string name;
+    std::uint32_t ranks;
+    std::set<std::uint64_t> fences;  // open, by epoch
+  };
+  void require(std::uint32_t owner) const;
+
+  std::vector<Engine> engines_;  // owner - 1
+  std::map<std::uint64_t, Mapper> mappers_;
+};
+
+}  // namespace kvarter

@@ -1,0 +1,61 @@
+#include <fcntl.h>
+#include <linux/memfd.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <system_error>
+#include <utility>
+
+#include "kvarter/pool.h"
+
+namespace kvarter {
+namespace {
+
+[[noreturn]] void fail(const char* what, std::uint64_t bytes) {
+  throw std::system_error(errno, std::generic_category(),
+                          std::string(what) + " of " + std::to_string(bytes) + " bytes of shared memory");
+}
+
+// mmap gives page alignment only: reserve 2 MiB more, then map over the aligned part of the reservation.
+std::byte* map_aligned(int fd, std::uint64_t bytes) {
+  void* hole =
+      mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (hole == MAP_FAILED) fail("reserving addresses", bytes);
+  auto start = reinterpret_cast<std::uintptr_t>(hole);
+  auto aligned = round_up(start, kHugePage);
+  if (aligned > start) munmap(hole, aligned - start);
+  munmap(reinterpret_cast<void*>(aligned + bytes), start + kHugePage - aligned);
+  void* data =
+      mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+  if (data == MAP_FAILED) fail("mapping", bytes);
+  madvise(data, bytes, MADV_DONTFORK);
+  madvise(data, bytes, MADV_DONTDUMP);
+  return static_cast<std::byte*>(data);
+}
+
+}  // namespace
+
+Memfd::Memfd(const std::string& name, std::uint64_t bytes) : bytes_(round_up(bytes, kGranule)) {
+  fd_ = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (fd_ < 0) fail("memfd_create", bytes_);
+  if (fchmod(fd_, 0600) || ftruncate(fd_, static_cast<off_t>(bytes_)) ||
+      fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
+    int error = errno;
+    close(fd_);
+    errno = error;
+    fail("sizing and sealing", bytes_);
+  }
+  data_ = map_aligned(fd_, bytes_);
+}
+
+Memfd::Memfd(Memfd&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), bytes_(other.bytes_), data_(std::exchange(other.data_, nullptr)) {}
+
+Memfd::~Memfd() {
+  if (data_) munmap(data_, bytes_);
+  if (fd_ >= 0) close(fd_);
+}
+
+}  // namespace kvarter

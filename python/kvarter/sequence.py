@@ -1,0 +1,89 @@
+"""A token sequence as a chain of digests, computed once and extended."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Sequence as Seq
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from .keys import Extra, Namespace
+
+Digests = npt.NDArray[np.uint8]
+
+
+class Sequence:
+    """Tokens in one namespace, named by one digest for each full hash unit.
+
+    tokens: ids, as a uint32 buffer or as integers. extras: (unit, tag, offset, bytes) for what else decides the
+    bytes of a unit (DESIGN section 5), sorted by unit. Not thread-safe.
+    """
+
+    def __init__(self, namespace: Namespace, tokens: Iterable[int] | memoryview = (), extras: Seq[Extra] = ()) -> None:
+        self.namespace = namespace
+        self._first_unit = 0
+        self._last = _core.chain_root()
+        self._parent = b""
+        self._units = 0
+        self._buffer: Digests = np.empty((0, 32), np.uint8)
+        self._rest = array("I")
+        self.extend(tokens, extras)
+
+    @classmethod
+    def from_digests(cls, namespace: Namespace, digests: Digests, first_unit: int = 0, parent: bytes = b"") -> Sequence:
+        """Digests uint8[n, 32] that an engine made; `parent` is the digest of unit `first_unit - 1`."""
+        if first_unit and len(parent) != 32:
+            raise ValueError(f"a sequence from unit {first_unit} on needs a parent digest of 32 bytes, not {len(parent)}")
+        self = cls(namespace)
+        self._first_unit, self._parent = first_unit, parent
+        self._append(np.ascontiguousarray(digests, np.uint8).reshape(-1, 32))
+        return self
+
+    def extend(self, tokens: Iterable[int] | memoryview, extras: Seq[Extra] = ()) -> None:
+        """Appends tokens. `extras` may only name units that were not complete before; units count from token 0."""
+        self._rest.extend(tokens)
+        unit_tokens, done = self.namespace.unit_tokens, self._first_unit + self._units
+        full = len(self._rest) // unit_tokens
+        if any(unit < done or unit >= done + full for unit, *_ in extras):
+            raise ValueError(f"extras for units {[e[0] for e in extras]}; this call completes units {done} to {done + full}")
+        if full:
+            here = [(unit - done, tag, offset, value) for unit, tag, offset, value in extras]
+            self._append(_core.chain_digests(self._rest[: full * unit_tokens], unit_tokens, self._last, here or None))
+            del self._rest[: full * unit_tokens]
+
+    def _append(self, digests: Digests) -> None:
+        units = self._units + len(digests)
+        if units > len(self._buffer):  # the old buffer stays valid for the chains that look at it
+            grown = np.empty((max(units, 2 * len(self._buffer)), 32), np.uint8)
+            grown[: self._units] = self._buffer[: self._units]
+            self._buffer = grown
+        self._buffer[self._units : units] = digests
+        self._units = units
+        if units:
+            self._last = digests[-1].tobytes() if len(digests) else self._last
+
+    @property
+    def units(self) -> int:
+        """Full hash units from token 0 on, those before a given parent included."""
+        return self._first_unit + self._units
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens from token 0 on, the incomplete last unit included."""
+        return self.units * self.namespace.unit_tokens + len(self._rest)
+
+    @property
+    def digests(self) -> Digests:
+        """uint8[n, 32], read-only, of the units from the first known one on."""
+        view = self._buffer[: self._units]
+        view.flags.writeable = False
+        return view
+
+    def chain(self, ns: int) -> _core.Chain:
+        """What the index looks at; valid as it is now, also after `extend`."""
+        return _core.Chain(ns, self.digests, self._first_unit, self._parent)
+
+    def __repr__(self) -> str:
+        return f"<Sequence {self.num_tokens} tokens, {self.units} units of {self.namespace.unit_tokens}>"

@@ -1,0 +1,160 @@
+"""What a store answers: matches, load tickets and reservations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _core
+from .geometry import Geometry
+
+if TYPE_CHECKING:
+    from .sequence import Sequence
+
+Slots = npt.NDArray[np.void]  # of _core.SLOT_DTYPE: record, arena, offset, length, checksum, generation
+
+
+@dataclass(frozen=True)
+class Match:
+    """Where a hit may end and what it takes to get there. False when there is no hit.
+
+    tokens: the boundary, 0 for a miss. have_tokens: what the engine has itself. blocks: for each group those to load.
+    """
+
+    sequence: Sequence = field(repr=False)
+    tokens: int
+    have_tokens: int
+    blocks: tuple[range, ...]
+
+    def __bool__(self) -> bool:
+        return self.tokens > 0
+
+    @property
+    def new_tokens(self) -> int:
+        """Tokens that loading adds to what the engine has."""
+        return max(self.tokens - self.have_tokens, 0) if self else 0
+
+
+class Ticket:
+    """Leased blocks of one load. Addresses are valid until `finish`, or until the deadline.
+
+    As a context manager it ends as loaded, or as failed when the body raised.
+    """
+
+    def __init__(self, index: _core.Index, geometry: Geometry, match: Match, status: _core.Status, lease: int) -> None:
+        self._index, self._geometry, self._lease = index, geometry, lease
+        self.match = match
+        self.status = status
+        self._slots: Slots = index.slots(lease) if status == _core.Status.Ok else np.empty(0, _core.SLOT_DTYPE)
+        self._starts: list[int] = []  # of each group in _slots
+        self._positions: list[int] = []  # of each group's first block in the lease
+        at = position = 0
+        for group, need in zip(geometry.groups, match.blocks, strict=bool(match.blocks)):
+            self._starts.append(at)
+            self._positions.append(position)
+            at += len(need) * len(group.shard_bytes)
+            position += len(need)
+
+    def poll(self) -> bool:
+        """Whether the bytes are in the slots. Blocks of the DRAM tier always are."""
+        return True
+
+    def wait(self, timeout: float) -> bool:
+        """Waits at most `timeout` seconds for `poll`."""
+        return self.poll()
+
+    def slots(self, group: int) -> Slots:
+        """Slots [blocks, shards] of `match.blocks[group]`."""
+        shards = len(self._geometry.groups[group].shard_bytes)
+        start = self._starts[group]
+        return self._slots[start : start + len(self.match.blocks[group]) * shards].reshape(-1, shards)
+
+    def drop_corrupt(self, group: int, blocks: Iterable[int]) -> None:
+        """These blocks failed their check: removed everywhere, with what leans on them, so that a store heals them."""
+        first, base = self.match.blocks[group].start, self._positions[group]
+        self._index.drop_corrupt(self._lease, [base + block - first for block in blocks])
+
+    def finish(self, outcome: _core.Outcome) -> bool:
+        """Ends the lease. False when it had ended before: what was read after its deadline may be anything."""
+        if self.status != _core.Status.Ok:
+            return False
+        return self._index.release(self._lease, outcome)
+
+    def __enter__(self) -> Ticket:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.finish(_core.Outcome.Failed if kind else _core.Outcome.Loaded)
+
+
+Part = tuple[range, npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint64], Slots]
+
+
+class Reservation:
+    """Slots to write. Whole blocks become visible when every shard has been committed, and none before.
+
+    `blocks(group)` says which of the asked blocks were granted; the others were there already, are being made, or
+    were refused (`reasons`). Handles stay in the index; this object can be dropped once `commit` or `abort` was said
+    for all shards.
+    """
+
+    def __init__(self, index: _core.Index, geometry: Geometry, parts: dict[int, Part], shards: tuple[int, int]) -> None:
+        self._index, self._geometry = index, geometry
+        self._parts = parts
+        self._first_shard, self._shards = shards
+        granted = [handles[handles != 0] for _, _, _, handles, _ in parts.values()]
+        self.handles: npt.NDArray[np.uint64] = np.concatenate(granted) if granted else np.empty(0, np.uint64)
+
+    def __len__(self) -> int:
+        return len(self.handles)
+
+    def groups(self) -> list[int]:
+        """Groups with granted blocks, in the order of `handles`."""
+        return [group for group, part in self._parts.items() if part[3].any()]
+
+    def blocks(self, group: int) -> npt.NDArray[np.int64]:
+        """Numbers of the granted blocks of a group."""
+        asked, _, _, handles, _ = self._parts[group]
+        return np.arange(asked.start, asked.stop, dtype=np.int64)[handles != 0]
+
+    def slots(self, group: int) -> Slots:
+        """Slots [granted blocks, shards] of a group, for the caller's shards."""
+        shards = self._shards or len(self._geometry.groups[group].shard_bytes)
+        return self._parts[group][4].reshape(-1, shards)
+
+    def reasons(self) -> dict[str, int]:
+        """How many asked blocks were not granted, by reason."""
+        counts: dict[str, int] = {}
+        for _, _, reasons, _, _ in self._parts.values():
+            for number, count in zip(*np.unique(reasons[reasons != 0], return_counts=True), strict=True):
+                counts[_core.REASONS[number]] = counts.get(_core.REASONS[number], 0) + int(count)
+        return counts
+
+    def refused(self, group: int, reason: str) -> bool:
+        """Whether any block of the group was refused for this reason."""
+        return group in self._parts and bool((self._parts[group][2] == _core.REASONS.index(reason)).any())
+
+    def commit(self, shard: int, ok: npt.NDArray[np.uint8], checksums: npt.NDArray[np.uint64]) -> None:
+        """Shard `shard` of all granted blocks has been written (ok 1) or has failed (0), in the order of `handles`."""
+        self._index.complete(self.handles, shard, ok, checksums)
+
+    def abort(self) -> None:
+        """Gives all of it up. No writer may touch the slots any more."""
+        self._index.abort(self.handles)
+
+
+class _Resident:
+    """The planner's questions, put to the index for one chain."""
+
+    def __init__(self, index: _core.Index, chain: _core.Chain) -> None:
+        self._index, self._chain = index, chain
+
+    def leading(self, group: int, limit: int) -> int:
+        return self._index.leading(self._chain, group, limit)
+
+    def last_run(self, group: int, end: int, run: int) -> int:
+        return self._index.last_run(self._chain, group, end, run, 1)

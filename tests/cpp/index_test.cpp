@@ -1,0 +1,307 @@
+#include <doctest/doctest.h>
+
+#include "index_words.h"
+
+using namespace kvarter;
+
+TEST_CASE("a block is found when every shard has reported, and not before") {
+  World w(2 << 20, {{1, 1, true, {4096, 4096}}});
+  const auto a = text(1, 3);
+  const auto writing = w.reserve(a, {0, 0, 3});
+  CHECK(writing.slots.size() == 6);
+  CHECK(w.leading(a) == 0);
+  w.complete(writing, 0);
+  CHECK(w.leading(a) == 0);
+  w.complete(writing, 1);
+  CHECK(w.leading(a) == 3);
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("one failed shard gives the block up when the last writer has reported") {
+  World w(2 << 20, {{1, 1, true, {4096, 4096}}});
+  const auto a = text(1, 1);
+  const auto writing = w.reserve(a, {0, 0, 1});
+  w.complete(writing, 0, false);
+  CHECK(w.index.ledger().reserved == 8192);
+  w.complete(writing, 1, true);
+  CHECK(w.index.ledger().reserved == 0);
+  CHECK(w.leading(a) == 0);
+  CHECK(w.reason(Reason::kFailed) == 1);
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("owners of single shards join one entry") {
+  World w(2 << 20, {{1, 1, true, {4096, 8192}}});
+  const auto a = text(1, 2);
+  const auto first = w.reserve(a, {0, 0, 2}, 1, kForever, {0, 1});
+  const auto again = w.reserve(a, {0, 0, 2}, 3, kForever, {0, 1});
+  const auto second = w.reserve(a, {0, 0, 2}, 2, kForever, {1, 1});
+  CHECK(again.handles.empty());
+  CHECK(second.handles == first.handles);
+  CHECK(second.slots[0].length == 8192);
+  w.complete(first, 0);
+  CHECK(w.leading(a) == 0);
+  w.complete(second, 1);
+  CHECK(w.leading(a) == 2);
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("a block whose parent is neither resident nor in flight is refused") {
+  World w;
+  const auto a = text(1, 4);
+  CHECK(w.reserve(a, {0, 2, 1}).blocks[0].reason == Reason::kNoParent);
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("a block written before its parent waits for it") {
+  World w;
+  const auto a = text(1, 2);
+  const auto parent = w.reserve(a, {0, 0, 1});
+  const auto child = w.reserve(a, {0, 1, 1});
+  w.complete(child);
+  CHECK(w.index.ledger().reserved == 2 * (64 << 10));
+  CHECK(w.audit() == "");
+  w.complete(parent);
+  CHECK(w.leading(a) == 2);
+}
+
+TEST_CASE("a block whose parent is aborted goes with it") {
+  World w;
+  const auto a = text(1, 3);
+  const auto parent = w.reserve(a, {0, 0, 1});
+  const auto written = w.reserve(a, {0, 1, 1});
+  const auto writing = w.reserve(a, {0, 2, 1});
+  w.complete(written);
+  w.index.abort(parent.handles);
+  CHECK(w.reason(Reason::kNoParent) == 2);
+  CHECK(w.index.ledger().reserved == 64 << 10);  // its writer has not reported
+  CHECK(w.audit() == "");
+  w.complete(writing);
+  CHECK(w.index.ledger().reserved == 0);
+  CHECK(w.leading(a) == 0);
+  CHECK(w.store(a) == 3);
+}
+
+TEST_CASE("eviction takes leaves, oldest first, and never a block that another one leans on") {
+  World w;  // 32 slots of 64 KiB
+  const auto a = text(1, 16), b = text(2, 16), c = text(3, 8);
+  w.store(a);
+  w.clock.advance(1);
+  w.store(b);
+  w.clock.advance(1);
+  CHECK(w.store(c) == 8);
+  CHECK(w.leading(a) == 8);
+  CHECK(w.leading(b) == 16);
+  CHECK(w.reason(Reason::kEvicted) == 8);
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("a chain that was used again outlives a younger one") {
+  World w;
+  const auto a = text(1, 16), b = text(2, 16), c = text(3, 8);
+  w.store(a);
+  w.clock.advance(1);
+  w.store(b);
+  w.clock.advance(1);
+  LeaseId id = 0;
+  CHECK(w.lease(a, {0, 0, 16}, id) == Status::kOk);
+  w.index.release(id, Outcome::kLoaded);
+  w.store(c);
+  CHECK(w.leading(a) == 16);
+  CHECK(w.leading(b) == 8);
+}
+
+TEST_CASE("a put larger than what may go is refused and evicts no leased or pinned block") {
+  World w;
+  const auto a = text(1, 16), b = text(2, 16), c = text(3, 32);
+  w.store(a);
+  w.store(b);
+  LeaseId leased = 0, pinned = 0;
+  CHECK(w.lease(a, {0, 15, 1}, leased) == Status::kOk);
+  CHECK(w.lease(b, {0, 7, 1}, pinned, LeaseKind::kPin) == Status::kOk);
+  const std::uint64_t evictable = w.index.evictable();
+  CHECK(evictable == 8 * (64 << 10));
+  const auto writing = w.reserve(c, {0, 0, 32});
+  CHECK(writing.handles.size() == 8);
+  CHECK(writing.blocks[8].reason == Reason::kNoSpace);
+  CHECK(w.leading(a) == 16);
+  CHECK(w.leading(b) == 8);
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("making room for a block never evicts its own parent") {
+  World w;
+  const auto a = text(1, 40);
+  const auto writing = w.reserve(a, {0, 0, 32});
+  w.complete(writing);
+  CHECK(w.reserve(a, {0, 32, 1}).blocks[0].reason == Reason::kNoSpace);
+  CHECK(w.leading(a) == 32);
+}
+
+TEST_CASE("a hold keeps a chain from eviction until its deadline") {
+  World w;
+  const auto a = text(1, 16), b = text(2, 32);
+  w.store(a);
+  LeaseId id = 0;
+  CHECK(w.lease(a, {0, 0, 16}, id, LeaseKind::kHold, 100, 1 << 20) == Status::kOk);
+  LeaseId other = 0;
+  CHECK(w.lease(a, {0, 0, 16}, other, LeaseKind::kHold, 100, 1) ==
+        Status::kRejected);  // over half of the pool
+  w.clock.advance(1);
+  CHECK(w.store(b) == 16);
+  CHECK(w.leading(a) == 16);
+  w.clock.advance(200);
+  w.index.tick();
+  CHECK_FALSE(w.index.release(id, Outcome::kUnused));
+  CHECK(w.store(b) == 16);
+  CHECK(w.leading(a) == 0);
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("a block that fails its check goes at once with its descendants, and the next store heals it") {
+  World w;
+  const auto a = text(1, 8, 4), fork = text(2, 8, 4);
+  w.store(a);
+  w.store(fork);
+  LeaseId id = 0;
+  CHECK(w.lease(a, {0, 0, 8}, id) == Status::kOk);
+  const auto slots = w.index.slots(id);
+  const std::uint32_t bad = 2;
+  w.index.drop_corrupt(id, std::span(&bad, 1));
+  CHECK(w.leading(a) == 2);
+  CHECK(w.leading(fork) == 2);
+  CHECK(w.reason(Reason::kCorrupt) == 1);
+  CHECK(w.reason(Reason::kOrphaned) == 9);
+  CHECK(w.index.ledger().dead == 6 * (64 << 10));
+  CHECK(w.index.slots(id)[3].generation != slots[3].generation);
+  CHECK(w.audit() == "");
+  w.index.release(id, Outcome::kFailed);
+  CHECK(w.index.ledger().dead == 0);
+  CHECK(w.store(a) == 6);
+}
+
+TEST_CASE("a writer past its deadline keeps its slot in quarantine until a fence is acknowledged") {
+  World w;
+  const auto a = text(1, 2);
+  const auto writing = w.reserve(a, {0, 0, 2}, 5, 100);
+  w.clock.advance(200);
+  const auto fences = w.index.tick();
+  REQUIRE(fences.size() == 1);
+  CHECK(fences[0].owner == 5);
+  CHECK(w.index.tick().empty());
+  CHECK(w.index.ledger().quarantined == 2 * (64 << 10));
+  CHECK(w.store(a) == 2);  // the key is free, the slots are not
+  CHECK(w.index.epoch(5) == fences[0].epoch + 1);
+  w.index.fenced(5, fences[0].epoch);
+  CHECK(w.index.ledger().quarantined == 0);
+  CHECK(w.leading(a) == 2);
+  w.complete(writing);  // the late report of a writer whose slots are someone else's by now
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("a late report ends the quarantine and never makes the block visible") {
+  World w;
+  const auto a = text(1, 1);
+  const auto writing = w.reserve(a, {0, 0, 1}, 5, 100);
+  w.clock.advance(200);
+  w.index.tick();
+  w.complete(writing);
+  CHECK(w.index.ledger().quarantined == 0);
+  CHECK(w.leading(a) == 0);
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("a dead owner's reservations and leases end") {
+  World w;
+  const auto a = text(1, 4), b = text(2, 4);
+  w.store(a);
+  LeaseId id = 0;
+  CHECK(w.lease(a, {0, 0, 4}, id) == Status::kOk);
+  w.reserve(b, {0, 0, 4});
+  w.index.owner_dead(1);
+  CHECK(w.index.ledger().reserved == 0);
+  CHECK(w.index.ledger().leased == 0);
+  CHECK(w.reason(Reason::kOwnerDead) + w.reason(Reason::kNoParent) == 4);
+  CHECK(w.index.counters().load_expired == 4);
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("an invalidated namespace serves nothing at once and gives its memory back") {
+  World w;
+  const auto a = text(1, 8), b = text(2, 4);
+  w.store(a);
+  const auto writing = w.reserve(b, {0, 0, 4});
+  w.index.invalidate(w.ns);
+  CHECK(w.leading(a) == 0);
+  CHECK(w.reserve(a, {0, 0, 1}).blocks[0].reason == Reason::kNamespaceClosed);
+  w.index.tick();
+  CHECK(w.audit() == "");
+  w.complete(writing);
+  CHECK(w.index.ledger().resident == 0);
+  CHECK(w.index.ledger().reserved == 0);
+  w.index.tick();
+  const GroupShape shape{1, 1, true, {64 << 10}};
+  w.ns = w.index.open_namespace({1}, std::span(&shape, 1));
+  CHECK(w.leading(a) == 0);
+  CHECK(w.store(a) == 8);
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("blocks of several units and several blocks of a unit are found by their own geometry") {
+  World w(4 << 20, {{2, 1, true, {4096}}, {1, 4, true, {4096}}, {1, 1, false, {4096}}});
+  const auto a = text(1, 6);
+  w.complete(w.reserve(a, {0, 0, 3}));
+  w.complete(w.reserve(a, {1, 0, 24}));
+  w.complete(w.reserve(a, {2, 3, 2}));
+  CHECK(w.index.leading(w.chain(a), 0, 99) == 3);
+  CHECK(w.index.leading(w.chain(a), 1, 99) == 24);
+  CHECK(w.index.last_run(w.chain(a), 2, 6, 2, 1) == 5);
+  CHECK(w.index.last_run(w.chain(a), 2, 6, 3, 1) == 0);
+  CHECK(w.index.last_run(w.chain(a), 2, 6, 1, 2) == 4);
+  const Chain tail{w.ns, 4, a[3], std::span(a).subspan(4)};
+  CHECK(w.index.leading(tail, 0, 99) == 3);
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("what an index held can be rebuilt from its records") {
+  World w(2 << 20, {{1, 1, true, {4096, 8192}}, {1, 1, false, {4096}}});
+  const auto a = text(1, 8), b = text(2, 8, 4), c = text(3, 4);
+  for (const auto* t : {&a, &b}) {
+    const auto writing = w.reserve(*t, {0, 0, 8});
+    w.complete(writing, 0);
+    w.complete(writing, 1);
+  }
+  w.complete(w.reserve(a, {1, 7, 1}));
+  const auto half = w.reserve(c, {0, 0, 4}, 9);
+  w.complete(half, 0);
+  const std::span old(w.index.records().data(), w.index.records().bytes());
+  Pool pool(2 << 20, 2 << 20, false);
+  Index index({256, 0.5}, pool, w.clock, old);
+  const std::vector<GroupShape> shapes{{1, 1, true, {4096, 8192}}, {1, 1, false, {4096}}};
+  CHECK(index.open_namespace({1}, shapes) == w.ns);
+  CHECK(index.leading(w.chain(a), 0, 8) == 8);
+  CHECK(index.leading(w.chain(b), 0, 8) == 8);
+  CHECK(index.contains(w.chain(a), 1, 7));
+  CHECK(index.leading(w.chain(c), 0, 4) == 0);
+  CHECK(index.ledger().quarantined == 4 * 12288);
+  index.owner_dead(9);
+  CHECK(index.ledger().quarantined == 0);
+  CHECK(index.ledger().resident == w.index.ledger().resident);
+  for (const auto& line : index.audit()) CHECK(line == "");
+}
+
+TEST_CASE("rebuild drops a block whose parent did not survive") {
+  World w;
+  const auto a = text(1, 4);
+  w.store(a);
+  auto* records = reinterpret_cast<SlotRecord*>(w.index.records().data() + 4096 + 128 * kMaxNamespaces);
+  for (int i = 0; i < 256; ++i)
+    if (records[i].state() == SlotState::kCommitted && records[i].depth == 1) records[i].word = 0;
+  Pool pool(2 << 20, 2 << 20, false);
+  Index index({256, 0.5}, pool, w.clock, std::span(w.index.records().data(), w.index.records().bytes()));
+  const GroupShape shape{1, 1, true, {64 << 10}};
+  index.open_namespace({1}, std::span(&shape, 1));
+  CHECK(index.leading(w.chain(a), 0, 4) == 1);
+  CHECK(index.ledger().resident == 64 << 10);
+  for (const auto& line : index.audit()) CHECK(line == "");
+}
