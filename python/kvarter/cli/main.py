@@ -12,6 +12,7 @@ from kvarter.demo import run
 from kvarter.demo.scenario import Note
 from kvarter.demo.scenario import Progress as Done
 from kvarter.demo.table import table
+from kvarter.errors import UnsupportedEngine
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
@@ -66,9 +67,9 @@ def demo(
     try:
         run.check_engine()
         report = _compare(options)
-    except run.EngineMissingError as error:
+    except UnsupportedEngine as error:
         _fail(str(error), status=2)
-    except run.RunFailedError as error:
+    except run.RunFailed as error:
         _fail(str(error), status=1)
     if as_json:
         print(msgspec.json.encode({"models": [report]}).decode())

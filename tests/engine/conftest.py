@@ -1,0 +1,104 @@
+"""Real engines in this process, one after another: models, prompts, what an engine without Kvarter says."""
+
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvarter.demo import engine, models
+
+engine.prepare()  # before anything imports torch: it reads the environment then
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Warnings of the engine's own code are no concern here; those of ours are errors as anywhere."""
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.engine)
+            item.add_marker(pytest.mark.filterwarnings("ignore", r"error:::kvarter(\.|$)"))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """``model("llama")``: the path of a small model, made once."""
+    directory = tmp_path_factory.mktemp("models")
+    return lambda name: models.make(name, directory)
+
+
+Prompts = list[list[int]]
+
+
+@pytest.fixture(scope="session")
+def prompts() -> Callable[..., Prompts]:
+    """``prompts(count, tokens, shared=0, families=1, seed=0)``: random, sharing ``shared`` in each family."""
+
+    def make(count: int, tokens: int, shared: int = 0, families: int = 1, seed: int = 0) -> Prompts:
+        numbers = random.Random(seed)
+        prefixes = [[numbers.randrange(3, 259) for _ in range(shared)] for _ in range(families)]
+        return [
+            prefixes[i % families] + [numbers.randrange(3, 259) for _ in range(tokens - shared)]
+            for i in range(count)
+        ]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def kvarter_config() -> Callable[..., dict[str, Any]]:
+    """``kvarter_config(dram="64MiB", ...)``: the engine's kv_transfer_config that names the connector."""
+
+    def make(**extra: Any) -> dict[str, Any]:
+        return {
+            "kv_connector": "KvarterConnector",
+            "kv_connector_module_path": "kvarter.connectors.vllm",
+            "kv_role": "kv_both",
+            "kv_load_failure_policy": "recompute",
+            "kv_connector_extra_config": {"dram": "64MiB", **extra},
+        }
+
+    return make
+
+
+@pytest.fixture
+def start(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
+    """``start("llama", blocks=64, kv=None, **settings)``: a running ``LLM``, closed when the test ends.
+
+    One at a time: starting another closes the one before.
+    """
+    running: list[Any] = []
+
+    def close() -> None:
+        while running:
+            running.pop().__exit__(None, None, None)
+
+    def make(name: str, **settings: Any) -> Any:
+        close()
+        context = engine.engine(model(name), **settings)
+        llm = context.__enter__()
+        running.append(context)
+        return llm
+
+    yield make
+    close()
+
+
+@pytest.fixture(scope="session")
+def baseline(model: Callable[[str], Path]) -> Callable[..., list[list[int]]]:
+    """``baseline("llama", prompts, output_tokens)``: greedy tokens by an engine without Kvarter, made once.
+
+    Each prompt is alone in an engine with ample cache, and nothing of it is cached.
+    """
+    known: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
+
+    def tokens(name: str, prompts: Prompts, output_tokens: int) -> list[list[int]]:
+        keys = [(name, output_tokens, tuple(prompt)) for prompt in prompts]
+        missing = [key for key in dict.fromkeys(keys) if key not in known]
+        if missing:
+            with engine.engine(model(name), blocks=512, block_size=32, enable_prefix_caching=False) as llm:
+                for key in missing:
+                    known[key] = engine.ask(llm, [key[2]], output_tokens)[0].tokens
+        return [known[key] for key in keys]
+
+    return tokens
