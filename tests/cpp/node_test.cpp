@@ -127,22 +127,26 @@ TEST_CASE("the mapping outlives its client and sees what the node writes") {
 TEST_CASE("fences from several threads end while mappers of many ranks come and go") {
   Pool pool;
   const std::uint32_t owner = pool.server->open_engine("e", 8);
-  const auto counter = std::make_shared<Counter>();
   std::vector<std::thread> threads;
   for (std::uint32_t rank = 0; rank < 4; ++rank)
     threads.emplace_back([&, rank] {
-      for (int i = 0; i < 10; ++i) pool.attach(rank, counter);
+      for (int i = 0; i < 10; ++i) pool.attach(rank, std::make_shared<Counter>());
     });
   for (std::uint64_t thread = 0; thread < 2; ++thread)
     threads.emplace_back([&, thread] {
       for (std::uint64_t epoch = 1; epoch <= 100; ++epoch) pool.server->fence(owner, 2 * epoch + thread);
     });
   for (auto& thread : threads) thread.join();
-  // Every rank's process lives on without a connection: it must come back before the fences can end.
+  // Every rank's process lives on without a connection: it must come back before its fences can end.
+  pool.server->fence(owner, 1000);
   std::vector<std::unique_ptr<NodeClient>> clients;
-  for (std::uint32_t rank = 0; rank < 4; ++rank) clients.push_back(pool.attach(rank, counter));
-  pool.ear->wait([&] { return pool.ear->fenced[owner] == 201; });
-  CHECK(counter->last == 201);
+  std::vector<std::shared_ptr<Counter>> counters;
+  for (std::uint32_t rank = 0; rank < 4; ++rank) {
+    counters.push_back(std::make_shared<Counter>());
+    clients.push_back(pool.attach(rank, counters.back()));
+  }
+  pool.ear->wait([&] { return pool.ear->fenced[owner] == 1000; });
+  for (const auto& counter : counters) CHECK(counter->last == 1000);
   CHECK(pool.server->mappers(owner) == std::vector<pid_t>(4, ::getpid()));
 }
 

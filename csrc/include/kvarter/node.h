@@ -51,7 +51,7 @@ class Listener {
  public:
   virtual ~Listener() = default;
   // Every fence of `owner` up to `epoch` has ended: each mapper acknowledged it or is dead. Fences that end
-  // together are told once, by the highest epoch.
+  // together are told once, by the highest epoch; one made after a higher one ended is told on its own.
   virtual void on_fenced(std::uint32_t owner, std::uint64_t epoch) = 0;
   // The last process that mapped the pool for `owner` is dead; its fences have ended before this call. Comes
   // again if mappers attach again and die.

@@ -1,0 +1,42 @@
+#pragma once
+// The node inside an engine: what the index wants of its mappers reaches them, and what they acknowledge or die of
+// reaches the index. Also the other end: a mapper whose copy engine answers the fences.
+
+#include <atomic>
+#include <memory>
+
+#include "kvarter/copy.h"
+#include "kvarter/index.h"
+#include "kvarter/node.h"
+
+namespace kvarter {
+
+// A NodeServer whose listener is the index. From construction on its thread keeps the index's time (Index::tick).
+// Owner 0, the process itself outside any engine, maps nothing through the node: its fences end at once.
+class EmbeddedNode {
+ public:
+  // REQUIRES: index outlives this. Throws as NodeServer does.
+  EmbeddedNode(Index& index, std::span<const Exported> exported, std::string path, std::uint32_t tick_ms);
+  ~EmbeddedNode();
+  EmbeddedNode(const EmbeddedNode&) = delete;
+  EmbeddedNode& operator=(const EmbeddedNode&) = delete;
+
+  NodeServer& server() { return *server_; }
+
+ private:
+  class IndexListener;
+  std::shared_ptr<IndexListener> listener_;
+  std::unique_ptr<NodeServer> server_;
+};
+
+// Acknowledges a fence when the copy engine runs no copy of its epochs any more.
+class CopyFence final : public FenceHandler {
+ public:
+  explicit CopyFence(std::shared_ptr<CopyEngine> engine) : engine_(std::move(engine)) {}
+  void fence(std::uint64_t epoch) override { engine_->fence(epoch); }
+
+ private:
+  std::shared_ptr<CopyEngine> engine_;
+};
+
+}  // namespace kvarter

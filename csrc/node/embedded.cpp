@@ -1,0 +1,37 @@
+#include "kvarter/embedded.h"
+
+namespace kvarter {
+
+class EmbeddedNode::IndexListener final : public Listener {
+ public:
+  explicit IndexListener(Index& index) : index_(index) {}
+  void serve(NodeServer* server) { server_.store(server, std::memory_order_release); }
+
+  void on_fenced(std::uint32_t owner, std::uint64_t epoch) override { index_.fenced(owner, epoch); }
+  void on_dead(std::uint32_t owner) override { index_.owner_dead(owner); }
+  void on_tick() override {
+    NodeServer* server = server_.load(std::memory_order_acquire);
+    if (!server) return;  // the first ticks may come before the constructor has returned
+    for (const FenceRequest& fence : index_.tick()) {
+      if (fence.owner == 0)
+        index_.fenced(0, fence.epoch);
+      else
+        server->fence(fence.owner, fence.epoch);
+    }
+  }
+
+ private:
+  Index& index_;
+  std::atomic<NodeServer*> server_{nullptr};
+};
+
+EmbeddedNode::EmbeddedNode(Index& index, std::span<const Exported> exported, std::string path,
+                           std::uint32_t tick_ms)
+    : listener_(std::make_shared<IndexListener>(index)),
+      server_(std::make_unique<NodeServer>(std::move(path), exported, kLayoutVersion, listener_, tick_ms)) {
+  listener_->serve(server_.get());
+}
+
+EmbeddedNode::~EmbeddedNode() { server_->close(); }
+
+}  // namespace kvarter

@@ -1,0 +1,73 @@
+"""Settings, checked at start. Unknown names are errors that name the nearest known one."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+
+from . import _core
+from .errors import ConfigError
+
+MIN_DRAM = 2 << 20
+
+
+def disabled() -> bool:
+    """Whether `KVARTER_DISABLE=1` turns everything off without touching the engine's configuration."""
+    return os.environ.get("KVARTER_DISABLE", "") not in ("", "0")
+
+
+class Faults(BaseModel):
+    """Makes the copy engine delay, fail and corrupt; for tests of what is above it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    delay: float = Field(0.0, ge=0, description="Seconds before each block")
+    fail_every: int = Field(0, ge=0, description="Every n-th block fails; 0: none")
+    flip_every: int = Field(0, ge=0, description="Every n-th block has one byte flipped; 0: none")
+
+
+class Config(BaseModel):
+    """What an engine's connector can be told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    dram: ByteSize | None = Field(None, description="Payload memory of the pool; default a quarter of what is allowed")
+    max_blocks: int | None = Field(None, gt=0, description="Blocks (times shards) that the pool can hold records of")
+    weights_id: str | None = Field(None, description="Names the weights instead of a fingerprint of their files")
+    directory: str | None = Field(None, description="Owner-only directory of the socket that workers attach to")
+    hold_seconds: float = Field(2.0, gt=0, description="How long a match stays true without being loaded")
+    load_seconds: float = Field(10.0, gt=0, description="A load that takes longer becomes a recompute")
+    store_seconds: float = Field(60.0, gt=0, description="A store that takes longer is given up")
+    flush_seconds: float = Field(10.0, gt=0, description="Longest wait for a copy whose source is about to be reused")
+    copy_threads: int = Field(0, ge=0, le=64, description="Threads that copy; 0: in the engine's own thread")
+    copy_member: Literal["host", "faulty"] = Field("host", description="Which copy engine")
+    faults: Faults = Field(default_factory=Faults, description="For the faulty copy engine")
+
+    @classmethod
+    def from_engine(cls, settings: Mapping[str, Any]) -> Config:
+        """From an engine's extra config. Raises `ConfigError`, one sentence for all that is wrong."""
+        try:
+            return cls.model_validate(dict(settings))
+        except ValidationError as error:
+            raise ConfigError("; ".join(_sentence(dict(e)) for e in error.errors())) from None
+
+    def pool_bytes(self, sharers: int = 1) -> int:
+        """`dram`, or a quarter of the cgroup's limit (of the memory available where there is none) over `sharers`."""
+        if self.dram is not None:
+            return int(self.dram)
+        limits = _core.memory_limits()
+        allowed = limits["cgroup_limit"] or limits["available"]
+        return max(min(allowed, limits["available"]) // 4 // sharers, MIN_DRAM)
+
+
+def _sentence(error: dict[str, Any]) -> str:
+    name = ".".join(str(part) for part in error["loc"])
+    if error["type"] != "extra_forbidden":
+        return f"{name}={error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
+    known = Faults.model_fields if name.startswith("faults.") else Config.model_fields
+    near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.5)
+    return f"unknown setting {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}")

@@ -1,0 +1,113 @@
+"""vLLM's cache groups and tensors in Kvarter's words."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from vllm.v1.kv_cache_interface import (
+    KVCacheSpecKind,
+    UniformTypeKVCacheSpecs,
+    get_kv_cache_spec_kind,
+    group_kernel_blocks,
+    iter_layer_specs,
+)
+
+from ... import _core
+from ...errors import GeometryError, UnsupportedEngine
+from ...geometry import CacheGroup, Full, Geometry
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The engine's groups that are stored: `ids` are vLLM's numbers of `geometry.groups`, `layers` their layers."""
+
+    geometry: Geometry
+    ids: tuple[int, ...]
+    layers: tuple[tuple[str, ...], ...]
+
+
+def groups_of(config: KVCacheConfig, ranks: int) -> Groups:
+    """Raises `UnsupportedEngine` naming the first group of a kind that this version does not serve."""
+    groups, ids, layers = [], [], []
+    for number, group in enumerate(config.kv_cache_groups):
+        kind = get_kv_cache_spec_kind(group.kv_cache_spec)
+        if number not in config.prefix_cacheable_group_ids or group.host_resident or group.is_eagle_group:
+            raise UnsupportedEngine(f"cache group {number} ({kind.value}) is not one that a prefix can be stored of")
+        if kind != KVCacheSpecKind.FULL_ATTENTION:
+            raise UnsupportedEngine(
+                f"cache group {number} is of kind {kind.value}; this version of Kvarter serves full attention only"
+            )
+        groups.append(_full_group(number, group, ranks))
+        ids.append(number)
+        layers.append(tuple(group.layer_names))
+    unit = config.hash_block_size or groups[0].block_tokens
+    return Groups(Geometry(unit, tuple(groups)), tuple(ids), tuple(layers))
+
+
+def _full_group(number: int, group: KVCacheGroupSpec, ranks: int) -> CacheGroup:
+    spec = group.kv_cache_spec
+    if isinstance(spec, UniformTypeKVCacheSpecs):
+        nbytes = sum(spec.kv_cache_specs[layer].unpadded_page_size_bytes for layer in group.layer_names)
+    else:
+        nbytes = spec.unpadded_page_size_bytes * len(group.layer_names)
+    return CacheGroup(f"full-{number}", Full(), spec.block_size, (nbytes,) * ranks)
+
+
+def describe(config: KVCacheConfig) -> str:
+    """Everything of the tensors' layout that decides the order and meaning of a block's bytes."""
+    specs = [
+        [type(spec).__name__, *(getattr(spec, name, None) for name in ("num_kv_heads", "head_size", "head_size_v"))]
+        for group in config.kv_cache_groups
+        for spec in iter_layer_specs(group.kv_cache_spec)
+    ]
+    return f"{config.kv_cache_layout};{specs}"
+
+
+def blocks_of(config: KVCacheConfig, groups: Groups, tensors: dict[str, torch.Tensor]) -> list[_core.Blocks]:
+    """Where every group's blocks are in this worker's tensors.
+
+    Raises `GeometryError` when they are not what the scheduler was told, `UnsupportedEngine` for a device that no
+    member of the copy engine reaches.
+    """
+    result = []
+    for group, layers in zip(groups.geometry.groups, groups.layers, strict=True):
+        regions = []
+        for layer in layers:
+            tensor = tensors.get(layer)
+            if tensor is None:
+                raise GeometryError(f"group {group.name!r} has layer {layer!r}, and the engine registered no such tensor")
+            if tensor.device.type != "cpu":
+                raise UnsupportedEngine(f"layer {layer!r} is on {tensor.device}; this version copies host memory only")
+            regions += _regions(group_kernel_blocks(tensor, config.num_blocks))
+        blocks = _core.Blocks(regions, config.num_blocks)
+        if blocks.bytes != group.shard_bytes[0]:
+            raise GeometryError(
+                f"group {group.name!r}: a block of its {len(layers)} tensors has {blocks.bytes} bytes; "
+                f"the cache config says {group.shard_bytes[0]}"
+            )
+        result.append(blocks)
+    return result
+
+
+def _regions(tensor: torch.Tensor) -> list[tuple[int, int, int, int, int]]:
+    """(address, block stride, segment bytes, segments, segment stride) of the runs that make up a block, in memory
+    order. Dimension 0 counts blocks."""
+    item = tensor.element_size()
+    dims = sorted(
+        ((stride * item, size) for stride, size in zip(tensor.stride()[1:], tensor.shape[1:], strict=True) if size > 1),
+        reverse=True,
+    )
+    run = item
+    while dims and dims[-1][0] == run:
+        run *= dims.pop()[1]
+    segment_stride, segments = dims.pop() if dims else (run, 1)
+    offsets = [0]
+    for stride, size in dims:  # whatever is nested deeper than segments of one stride becomes regions of its own
+        offsets = [offset + i * stride for offset in offsets for i in range(size)]
+    block_stride = tensor.stride(0) * item
+    return [(tensor.data_ptr() + offset, block_stride, run, segments, segment_stride) for offset in offsets]

@@ -1,0 +1,266 @@
+"""The scheduler's half: matches prefixes, reserves slots, commits what the workers report.
+
+Runs on EngineCore's main thread. Nothing here blocks, and nothing raises into the engine at run time. The order of
+steps is the one that the engine's block lifetime demands: a stored block is never held. It is watched instead
+(`touch` + `unpin_blocks`), and a copy still running when the block finds a new owner is flushed first.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ... import _core
+from ...config import Config
+from ...node import embed
+from ...store import Store
+from ...transfers import Match
+from .identity import Identity
+from .jobs import Job, Jobs
+from .layout import Groups
+from .messages import EMPTY, LoadJob, Part, StepMetadata, WorkerReport
+from .requests import RequestState
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+logger = logging.getLogger("kvarter.vllm")
+
+
+class SchedulerSide:
+    """See the module. `counts` says by reason what was not stored or loaded before it came to the store."""
+
+    def __init__(self, vllm_config: VllmConfig, kv_config: KVCacheConfig, groups: Groups, config: Config) -> None:
+        parallel = vllm_config.parallel_config
+        self._groups, self._config = groups, config
+        self._ranks = parallel.world_size
+        self.store = Store(
+            config.pool_bytes(parallel.data_parallel_size_local),
+            max_blocks=config.max_blocks,
+            hold_seconds=config.hold_seconds,
+        )
+        engine = str(vllm_config.kv_transfer_config.engine_id)
+        self._node, self._invitation = embed(self.store, engine, config.directory)
+        self._owner = self._node.open_engine(engine, self._ranks)
+        self._attached = False
+        self._identity = Identity(vllm_config, kv_config, groups, config.weights_id)
+        self._identity_error_logged = False
+        self._plan_confirmed_only = bool(vllm_config.scheduler_config.async_scheduling)
+        self._states: dict[str, RequestState] = {}
+        self._loads: dict[str, RequestState] = {}  # open loads, also of requests that are gone
+        self._new_loads: list[LoadJob] = []
+        self._jobs = Jobs(groups.ids, self._ranks, config.store_seconds)
+        self.counts: Counter[str] = Counter()
+
+    def bind_block_pool(self, pool: object) -> None:
+        self._jobs.bind(pool)
+
+    # --- matching and loading
+
+    def on_new_request(self, request: Request) -> None:
+        self._states[request.request_id] = RequestState(request, [0] * len(self._groups.ids))
+
+    def matched_tokens(self, request: Request, computed: int) -> tuple[int, bool]:
+        """Tokens beyond `computed` that a load would bring, and that it would be asynchronous."""
+        state = self._states.get(request.request_id)
+        if state is None or state.never_match or request.skip_reading_prefix_cache or not self._ready():
+            return 0, False
+        key = (self.store.index.version, computed, request.num_tokens)
+        if state.match is None or state.match_key != key:  # asked again and again while the request waits
+            state.match_key, state.match = key, self._match(state, computed)
+        return state.match.new_tokens, bool(state.match)
+
+    def _match(self, state: RequestState, computed: int) -> Match:
+        tokens = state.request.num_tokens
+        if not self._nameable(state, tokens) or state.sequence is None:
+            return _NO_MATCH
+        return self.store.match(
+            state.sequence,
+            limit=tokens - 1,
+            have_tokens=computed,
+            request=state.request.request_id,
+            owner=self._owner,
+        )
+
+    def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
+        """The engine has blocks for the request; with external tokens it now waits for them to be loaded."""
+        rid = request.request_id
+        state = self._states.get(rid)
+        if state is None:
+            return
+        if external_tokens <= 0:
+            if state.ticket is None:
+                self.store.drop_hold(rid)
+            return
+        match = state.match
+        if match is None or match.new_tokens != external_tokens:
+            logger.error("engine asked for %d external tokens of %s, matched %s", external_tokens, rid, match)
+            match = None
+        parts: tuple[Part, ...] = ()
+        self._loads[rid] = state
+        self.counts["matched_tokens"] += external_tokens
+        if match is not None:
+            state.ticket = self.store.load(match, self._config.load_seconds, request=rid, owner=self._owner)
+            if state.ticket.status == _core.Status.Ok:
+                ids = blocks.get_block_ids()
+                parts = tuple(
+                    Part(group, np.array([ids[number][b] for b in need], np.int64), state.ticket.slots(group))
+                    for group, (number, need) in enumerate(zip(self._groups.ids, match.blocks, strict=True))
+                    if need
+                )
+                if any((part.engine_blocks == 0).any() for part in parts):
+                    logger.error("the engine allocated null blocks for a load of %s", rid)
+                    parts = ()
+        self._new_loads.append(LoadJob(rid, self.store.index.epoch(self._owner), parts))
+
+    def loaded_groups(self, request: Request) -> tuple[int, ...]:
+        """Exactly the engine's groups that the request's open load restores."""
+        state = self._states.get(request.request_id)
+        if state is None or state.match is None:
+            return ()
+        return tuple(n for n, need in zip(self._groups.ids, state.match.blocks, strict=bool(state.match)) if need)
+
+    # --- storing
+
+    def build_metadata(self, so: SchedulerOutput) -> StepMetadata:
+        """Once a step, after all scheduling decisions. This step's blocks may be planned: workers copy after it."""
+        flush = self._jobs.take_flush()
+        for rid in so.preempted_req_ids or ():
+            if rid in self._states:
+                self._states[rid].restart()
+        if self._ready():
+            for rid, scheduled in so.num_scheduled_tokens.items():
+                state = self._states.get(rid)
+                if state is None or so.kv_connector_block_state is None:
+                    continue
+                state.computed_unknown = False
+                computed = state.request.num_computed_tokens
+                computed += -state.request.num_output_placeholders if self._plan_confirmed_only else scheduled
+                self._plan(state, computed, so.kv_connector_block_state.get_block_ids(rid))
+        self._jobs.expire()
+        stores = self._jobs.take_new()
+        loads, self._new_loads = tuple(self._new_loads), []
+        invitation = None if self._attached else self._invitation
+        if invitation is None and not stores and not loads and not flush:
+            return EMPTY
+        return StepMetadata(invitation, stores, loads, flush)
+
+    def _plan(self, state: RequestState, computed: int, table: tuple[list[int], ...] | None) -> None:
+        """Reserves slots for the blocks that `computed` tokens have completed, and hands them to the workers."""
+        if table is None or state.ticket is not None or state.computed_unknown:
+            return
+        ready = [min(computed, state.request.num_tokens) // g.block_tokens for g in self._groups.geometry.groups]
+        if all(upto <= done for upto, done in zip(ready, state.done, strict=True)):
+            return
+        if not self._nameable(state, computed) or state.sequence is None:
+            return
+        wanted = {}
+        for group, number in enumerate(self._groups.ids):
+            first = 0 if group in state.retry else state.done[group]
+            upto = min(ready[group], len(table[number]))
+            null = next((b for b in range(first, upto) if table[number][b] == 0), upto)
+            self.counts["null_block"] += upto - null
+            wanted[group] = range(first, null)
+            state.done[group] = max(state.done[group], upto)
+        reservation = self.store.reserve(
+            state.sequence, wanted, self._config.store_seconds, owner=self._owner
+        )
+        state.retry = {group for group in wanted if reservation.refused(group, "no_parent")}
+        if len(reservation):
+            self._jobs.add(reservation, table, self.store.index.epoch(self._owner))
+
+    def request_finished(self, request: Request, table: tuple[list[int], ...]) -> None:
+        """Stores what became complete after the last schedule; never from a request whose load is open or failed."""
+        state = self._states.pop(request.request_id, None)
+        if state is None:
+            return
+        self.store.drop_hold(request.request_id)
+        if self._ready() and request.request_id not in self._loads:
+            self._plan(state, request.num_computed_tokens - request.num_output_placeholders, table)
+
+    def has_pending_work(self) -> bool:
+        """Whether the engine must go on stepping so that copies are submitted and reported."""
+        return self._jobs.pending()
+
+    # --- reports
+
+    def update(self, output: KVConnectorOutput) -> None:
+        report = output.kv_connector_worker_meta
+        if isinstance(report, WorkerReport):
+            self.counts["store_stall_microseconds"] += int(report.stall_seconds * 1e6)
+            for job, stored in report.stored.items():
+                self._jobs.finish(job, stored)
+            for rid, loaded in report.loaded.items():
+                state = self._loads.get(rid)
+                if state is not None and state.ticket is not None:
+                    for outcome in loaded:
+                        for group, at in outcome.corrupt:
+                            state.ticket.drop_corrupt(group, [state.ticket.match.blocks[group][at]])
+        for rid in output.finished_recving or ():
+            state = self._loads.pop(rid, None)
+            if state is not None:
+                self._end_load(state, failed=rid in output.failed_recving)
+
+    def _end_load(self, state: RequestState, failed: bool) -> None:
+        ticket, state.ticket = state.ticket, None
+        outcome = _core.Outcome.Failed if failed else _core.Outcome.Loaded
+        if ticket is not None:
+            ticket.finish(outcome)
+        self.counts["failed_loads" if failed else "loads"] += 1
+        state.match = None
+        if failed:
+            state.never_match = state.computed_unknown = True
+            state.restart()
+
+    def reset(self) -> bool:
+        """The weights changed: a new epoch, under which nothing stored so far is ever found."""
+        for namespace in self._identity.renew():
+            self.store.invalidate(namespace)
+        for state in self._states.values():
+            state.match = None
+            state.restart()
+        return True
+
+    def close(self) -> None:
+        self._node.close()
+        self.store.close()
+
+    # --- readiness
+
+    def _ready(self) -> bool:
+        """Every rank is attached; before that nothing is matched or reserved."""
+        if not self._attached:
+            self._attached = self._node.attached(self._owner) == self._ranks
+        return self._attached
+
+    def _nameable(self, state: RequestState, tokens: int) -> bool:
+        """Whether the request's units have names; extends its sequence to `tokens`."""
+        if state.uncacheable is not None:
+            return False
+        namespace = self._identity.namespace(state.request.lora_request)
+        if namespace is None:
+            self.counts["identity_unknown"] += 1
+            error = self._identity.error()
+            if error is not None and not self._identity_error_logged:
+                self._identity_error_logged = True
+                logger.error("nothing is cached: %s; set weights_id in Kvarter's settings to name the weights", error)
+            return False
+        try:
+            state.extend(namespace, tokens)
+        except ValueError as error:
+            state.uncacheable = str(error)
+            self.counts["uncacheable_request"] += 1
+            logger.warning("request %s is not cached: %s", state.request.request_id, error)
+            return False
+        return True
+
+
+_NO_MATCH = Match(None, 0, 0, ())  # type: ignore[arg-type]

@@ -1,0 +1,166 @@
+"""A worker's half: copies between the engine's blocks and the pool, and reports what became of it.
+
+Runs on the worker's main thread; the copy engine may have threads of its own. Nothing raises into the engine.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ... import _core
+from ...config import Config
+from ...errors import AttachError
+from ...node import Attachment, Invitation
+from .layout import Groups, blocks_of
+from .messages import Loaded, LoadJob, Part, StepMetadata, Stored, StoreJob, WorkerReport
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = logging.getLogger("kvarter.vllm")
+_RETRY_SECONDS = 1.0
+
+
+def make_copy_engine(config: Config) -> _core.CopyEngine:
+    """The member of the copy seam that the settings name."""
+    host = _core.HostCopyEngine(config.copy_threads)
+    if config.copy_member == "host":
+        return host
+    faults = config.faults
+    return _core.FaultyCopyEngine(
+        host, delay=faults.delay, fail_every=faults.fail_every, flip_every=faults.flip_every
+    )
+
+
+class _Running(NamedTuple):
+    parts: tuple[Part, ...]
+    tickets: tuple[int, ...]  # one a part
+    slots: tuple[npt.NDArray[np.void], ...]  # this rank's, of each part
+
+
+class WorkerSide:
+    """See the module."""
+
+    def __init__(self, kv_config: KVCacheConfig, groups: Groups, config: Config, rank: int) -> None:
+        self._kv_config, self._groups, self._config, self._rank = kv_config, groups, config, rank
+        self._engine = make_copy_engine(config)
+        self._blocks: list[_core.Blocks] = []
+        self._attachment: Attachment | None = None
+        self._next_attempt = 0.0
+        self._stores: dict[int, _Running] = {}
+        self._loads: dict[str, _Running] = {}
+        self._torn: set[int] = set()  # stores whose source was given away before they ended
+        self._report = WorkerReport()
+
+    def register(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Raises where the tensors are not what the scheduler plans with."""
+        self._blocks = blocks_of(self._kv_config, self._groups, tensors)
+
+    def before_reuse(self, meta: StepMetadata) -> None:
+        """Called before anything of this step is overwritten: what is about to be must have been copied."""
+        if meta.invitation is not None:
+            self._attach(meta.invitation)
+        if not meta.flush:
+            return
+        for store in meta.stores:
+            if store.job in meta.flush:  # planned at its request's end, and its blocks are taken already
+                self._submit_store(store)
+        start = time.monotonic()
+        for job in meta.flush & self._stores.keys():
+            left = max(self._config.flush_seconds - (time.monotonic() - start), 0.0)
+            if not all(self._engine.wait(ticket, left) for ticket in self._stores[job].tickets):
+                self._torn.add(job)
+                logger.error("a copy took more than %.1f s and is given up", self._config.flush_seconds)
+        self._report.stall_seconds += time.monotonic() - start
+
+    def start_loads(self, meta: StepMetadata) -> None:
+        for load in meta.loads:
+            self._loads[load.request] = self._submit("scatter", load)
+
+    def submit_stores(self, meta: StepMetadata) -> None:
+        """After the forward that wrote the blocks."""
+        for store in meta.stores:
+            if store.job not in self._stores:
+                self._submit_store(store)
+
+    def _submit_store(self, store: StoreJob) -> None:
+        self._stores[store.job] = self._submit("gather", store)
+
+    def _submit(self, direction: str, job: StoreJob | LoadJob) -> _Running:
+        tickets, own = [], []
+        for part in job.parts if self._attachment is not None else ():
+            shard = self._rank if part.slots.shape[1] > 1 else 0
+            slots = np.ascontiguousarray(part.slots[:, shard])
+            checksums = slots["checksum"] if direction == "scatter" else None
+            addresses = self._attachment.addresses(slots)
+            blocks = self._blocks[part.group]
+            tickets.append(
+                self._engine.submit(direction, blocks, part.engine_blocks, addresses, checksums, job.epoch)
+            )
+            own.append(slots)
+        return _Running(job.parts, tuple(tickets), tuple(own))
+
+    def finished_loads(self) -> tuple[set[str], set[str]]:
+        """Requests whose load has ended since the last call, and those of them whose load failed."""
+        ended, failed = set(), set()
+        for request in self._ended(self._loads):
+            running = self._loads.pop(request)
+            ok, corrupt = bool(running.tickets), []
+            for at, (part, ticket) in enumerate(zip(running.parts, running.tickets, strict=bool(running.tickets))):
+                statuses, _ = self._engine.take(ticket)
+                # Its lease may have run out while it copied: then the slots may have been someone else's.
+                still = self._attachment is not None and self._attachment.unchanged(running.slots[at]).all()
+                ok = ok and bool((statuses == _core.Status.Ok).all()) and bool(still)
+                corrupt += [(part.group, int(b)) for b in np.flatnonzero(statuses == _core.Status.Corrupt) if still]
+            ended.add(request)
+            if not ok:
+                failed.add(request)
+            self._report.loaded.setdefault(request, []).append(Loaded(self._rank, ok, tuple(corrupt)))
+        return ended, failed
+
+    def report(self) -> WorkerReport | None:
+        """What ended since the last call; None when nothing did."""
+        for job in self._ended(self._stores):
+            running = self._stores.pop(job)
+            statuses: list[npt.NDArray[np.uint8]] = []
+            checksums: list[npt.NDArray[np.uint64]] = []
+            for ticket in running.tickets:
+                status, checksum = self._engine.take(ticket)
+                statuses.append(status)
+                checksums.append(checksum)
+            count = sum(len(part.engine_blocks) for part in running.parts)
+            ok = np.zeros(count, np.uint8)
+            sums = np.zeros(count, np.uint64)
+            if statuses:
+                sums = np.concatenate(checksums)
+                if job not in self._torn:
+                    ok = (np.concatenate(statuses) == _core.Status.Ok).astype(np.uint8)
+            self._torn.discard(job)
+            self._report.stored.setdefault(job, []).append(Stored(self._rank, ok, sums))
+        if not self._report.stored and not self._report.loaded and not self._report.stall_seconds:
+            return None
+        report, self._report = self._report, WorkerReport()
+        return report
+
+    def _ended[K](self, running: dict[K, _Running]) -> Iterable[K]:
+        return [key for key, job in running.items() if all(self._engine.poll(ticket) for ticket in job.tickets)]
+
+    def _attach(self, invitation: Invitation) -> None:
+        if self._attachment is not None or time.monotonic() < self._next_attempt:
+            return
+        try:
+            self._attachment = Attachment(invitation, self._rank, self._engine)
+        except AttachError as error:
+            self._next_attempt = time.monotonic() + _RETRY_SECONDS
+            logger.error("%s; nothing is cached until that works", error)
+
+    def close(self) -> None:
+        if self._attachment is not None:
+            self._attachment.close()

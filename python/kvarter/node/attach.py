@@ -1,0 +1,77 @@
+"""Both ends of attaching: the embedded node in the store's process, and a worker's mapping of its pool."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from ..errors import AttachError
+from ..store import Store
+from ..transfers import Slots
+
+TICK_MS = 50
+
+
+class Invitation(NamedTuple):
+    """What a worker needs in order to attach; travels in the connector's metadata."""
+
+    path: str
+    engine: str
+    layout_version: int
+
+
+def embed(store: Store, engine: str, directory: str | None = None) -> tuple[_core.EmbeddedNode, Invitation]:
+    """Serves the store's pool to the workers of `engine`, over a socket named after it.
+
+    Raises `AttachError`, saying what is in the way, when the directory is not ours alone or cannot be written.
+    """
+    where = Path(directory or _core.default_directory())
+    name = hashlib.sha256(engine.encode()).hexdigest()[:16]
+    path = str(where / f"{os.getpid()}-{name}.sock")
+    try:
+        node = _core.EmbeddedNode(store.index, store.exports(), path, TICK_MS)
+    except (_core.NodeError, OSError, ValueError) as error:
+        raise AttachError(f"no socket for workers at {path}: {error}") from None
+    store.delegate_ticks()
+    return node, Invitation(path, engine, _core.LAYOUT_VERSION)
+
+
+class Attachment:
+    """A worker's view of the pool: addresses of its slots, and whether a slot is still what it was.
+
+    `engine` copies into and out of the pool; it answers the node's fences.
+    """
+
+    def __init__(self, invitation: Invitation, rank: int, engine: _core.CopyEngine, timeout: float = 10.0) -> None:
+        try:
+            self._client = _core.NodeClient(
+                invitation.path,
+                invitation.engine,
+                rank,
+                invitation.layout_version,
+                _core.CopyFence(engine),
+                timeout,
+            )
+        except (_core.NodeError, OSError, ValueError) as error:
+            raise AttachError(f"rank {rank} cannot attach to the node at {invitation.path}: {error}") from None
+        self._mapping = self._client.mapping
+
+    def addresses(self, slots: Slots) -> npt.NDArray[np.uint64]:
+        """Where the slots of any shape are in this process, uint64 of the same shape. IndexError out of bounds."""
+        flat = slots.reshape(-1)
+        found: npt.NDArray[np.uint64] = self._mapping.addresses(flat["arena"], flat["offset"], flat["length"])
+        return found.reshape(slots.shape)
+
+    def unchanged(self, slots: Slots) -> npt.NDArray[np.bool_]:
+        """Whether each slot still holds the block that was leased; asked after a copy."""
+        return _core.unchanged(self._mapping, slots["record"].reshape(-1), slots["generation"].reshape(-1))
+
+    def close(self) -> None:
+        """Ends the connection. The process counts as a mapper until it dies."""
+        self._client.close()
