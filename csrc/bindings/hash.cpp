@@ -82,7 +82,7 @@ std::vector<py::array_t<std::uint8_t>> chain_many(py::sequence sequences, py::ob
   const std::uint32_t unit = unit_size(unit_tokens);
   std::vector<std::unique_ptr<Tokens>> tokens;
   std::vector<Extras> extras;
-  std::vector<Chain> chains;
+  std::vector<TokenChain> chains;
   std::vector<py::array_t<std::uint8_t>> digests;
   for (std::size_t i = 0; i < count; ++i) {
     tokens.push_back(std::make_unique<Tokens>(py::object(sequences[i])));
@@ -103,7 +103,7 @@ void register_hash(py::module_& m) {
       "chain_root", [] { return to_bytes(root()); },
       "The digest before the first unit of every sequence: 32 bytes.");
   m.def("chain_digests", &chain, py::arg("tokens"), py::arg("unit_tokens"), py::arg("root"),
-        py::arg("extras") = py::none(), R"(Chain digests of every full unit of `tokens` after `root`.
+        py::arg("extras") = py::none(), R"(TokenChain digests of every full unit of `tokens` after `root`.
 
 tokens: ids, as a C-contiguous uint32 buffer (numpy array, array('I'); not copied), an int64 one, or a
     sequence of ints.

@@ -82,16 +82,16 @@ const Digest& root() {
   return digest;
 }
 
-void chain_digests(std::span<const Chain> chains, std::uint32_t unit_tokens) {
+void chain_digests(std::span<const TokenChain> chains, std::uint32_t unit_tokens) {
   if (unit_tokens == 0) throw std::invalid_argument("unit_tokens is 0, expected at least 1");
-  for (const Chain& chain : chains)
+  for (const TokenChain& chain : chains)
     check(chain.extras, chain.tokens.size() / unit_tokens, unit_tokens, chain.tokens.size());
   const Sha256Kernel& kernel = sha256_kernel();
   std::array<Cursor, 4> active;
   std::size_t count = 0, next = 0;
   for (;;) {
     while (count < active.size() && next < chains.size()) {
-      const Chain& chain = chains[next++];
+      const TokenChain& chain = chains[next++];
       active[count] = {{chain.tokens.data(), chain.out, chain.previous}, chain.extras};
       active[count++].units = chain.tokens.size() / unit_tokens;
     }
@@ -120,7 +120,7 @@ void chain_digests(std::span<const Chain> chains, std::uint32_t unit_tokens) {
 
 void chain_digests(std::span<const std::uint32_t> tokens, std::uint32_t unit_tokens, const Digest& previous,
                    std::span<const Extra> extras, std::uint8_t* out) {
-  const Chain chain{tokens, previous, extras, out};
+  const TokenChain chain{tokens, previous, extras, out};
   chain_digests(std::span(&chain, 1), unit_tokens);
 }
 

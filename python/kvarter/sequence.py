@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from array import array
 from collections.abc import Iterable, Sequence as Seq
 
@@ -52,6 +53,16 @@ class Sequence:
             here = [(unit - done, tag, offset, value) for unit, tag, offset, value in extras]
             self._append(_core.chain_digests(self._rest[: full * unit_tokens], unit_tokens, self._last, here or None))
             del self._rest[: full * unit_tokens]
+
+    def in_namespace(self, namespace: Namespace) -> Sequence:
+        """The same tokens in another namespace of the same hash units; digests do not depend on the rest of it."""
+        if namespace.unit_tokens != self.namespace.unit_tokens:
+            raise ValueError(f"units of {namespace.unit_tokens} tokens; the sequence has {self.namespace.unit_tokens}")
+        other = copy.copy(self)
+        other.namespace = namespace
+        other._rest = self._rest[:]
+        other._buffer = self._buffer.copy()
+        return other
 
     def _append(self, digests: Digests) -> None:
         units = self._units + len(digests)

@@ -126,7 +126,7 @@ TEST_CASE("sequences of different lengths with extras give the same digests toge
     std::vector<std::vector<std::uint32_t>> tokens(count);
     std::vector<std::vector<Extra>> extras(count);
     std::vector<Bytes> together(count);
-    std::vector<Chain> chains;
+    std::vector<TokenChain> chains;
     const Bytes payload = noise(100);
     for (std::size_t i = 0; i < count; ++i) {
       const std::size_t units = random() % 12;

@@ -51,7 +51,7 @@ struct Extra {
 };
 
 // Tokens that continue the chain at `previous`. `out` has room for 32 bytes per full unit.
-struct Chain {
+struct TokenChain {
   std::span<const std::uint32_t> tokens;
   Digest previous;
   std::span<const Extra> extras;
@@ -72,7 +72,7 @@ void chain_digests(std::span<const std::uint32_t> tokens, std::uint32_t unit_tok
 // The same for several sequences. Up to four advance together: SHA-256 is bound by its latency, so two
 // sequences cost little more than one. REQUIRES, throws: as chain_digests, for each chain; the outputs do not
 // overlap.
-void chain_digests(std::span<const Chain> chains, std::uint32_t unit_tokens);
+void chain_digests(std::span<const TokenChain> chains, std::uint32_t unit_tokens);
 
 // The digest of a partial tail: of any number of tokens > 0. It equals no full unit's digest, since "tail"
 // reads as token 1,818,845,556, which no vocabulary has. REQUIRES: every extra's unit is 0. Throws

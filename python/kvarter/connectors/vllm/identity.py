@@ -46,7 +46,9 @@ class Identity:
         if weights_id is None and vllm_config.load_config.load_format == "dummy":
             self._weights = os.urandom(16)  # nothing tells two sets of random weights apart
         elif weights_id is None:
-            self._job = FingerprintJob(lambda: weights_fingerprint(weights_path(vllm_config)))
+            self._job = FingerprintJob(
+                vllm_config.model_config.model, lambda _: weights_fingerprint(weights_path(vllm_config))
+            )
         self._base: Namespace | None = None
         self._adapters: dict[tuple[str, str], FingerprintJob] = {}
         self._spaces: dict[tuple[str, str] | None, Namespace] = {}
@@ -84,8 +86,7 @@ class Identity:
             return self._base
         job = self._adapters.get(key)
         if job is None:
-            path = lora.lora_path
-            job = self._adapters[key] = FingerprintJob(lambda: content_digest(Path(path)))
+            job = self._adapters[key] = FingerprintJob(lora.lora_path, content_digest)
         digest = job.result_or_none()
         return None if digest is None else self._base.with_adapter(lora.lora_name, digest)
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("kvarter.vllm")
 _RETRY_SECONDS = 1.0
+_Key = TypeVar("_Key", int, str)
 
 
 def make_copy_engine(config: Config) -> _core.CopyEngine:
@@ -149,7 +149,7 @@ class WorkerSide:
         report, self._report = self._report, WorkerReport()
         return report
 
-    def _ended[K](self, running: dict[K, _Running]) -> Iterable[K]:
+    def _ended(self, running: dict[_Key, _Running]) -> list[_Key]:
         return [key for key, job in running.items() if all(self._engine.poll(ticket) for ticket in job.tickets)]
 
     def _attach(self, invitation: Invitation) -> None:
