@@ -121,7 +121,9 @@ class Store:
         if boundary <= have_tokens:
             return Match(sequence, 0, have_tokens, ())
         blocks = []
-        for number, (group, need) in enumerate(zip(geometry.groups, geometry.blocks_at(boundary), strict=True)):
+        for number, (group, need) in enumerate(
+            zip(geometry.groups, geometry.blocks_at(boundary), strict=True)
+        ):
             if not group.required and not all(self.index.contains(chain, number, block) for block in need):
                 need = range(0)
             blocks.append(range(max(need.start, have_tokens // group.block_tokens), need.stop))
@@ -200,7 +202,9 @@ class Store:
         ns, geometry = self._space(sequence.namespace)
         chain = sequence.chain(ns)
         limit = sequence.num_tokens if tokens is None else tokens
-        boundary = geometry.boundary(_Resident(self.index, chain), min(limit, sequence.units * geometry.unit_tokens))
+        boundary = geometry.boundary(
+            _Resident(self.index, chain), min(limit, sequence.units * geometry.unit_tokens)
+        )
         ranges = [(g, need.start, len(need)) for g, need in enumerate(geometry.blocks_at(boundary)) if need]
         status, pin = self.index.lease(chain, ranges, _core.LeaseKind.Pin, 0, self._deadline(ttl), 0)
         return pin if boundary and status == _core.Status.Ok else None
@@ -237,13 +241,17 @@ class Store:
 
     def _tick(self) -> None:
         if not self._ticks_elsewhere:
-            for owner, epoch in self.index.tick():  # nobody else maps this pool: its writers are this process's
+            for (
+                owner,
+                epoch,
+            ) in self.index.tick():  # nobody else maps this pool: its writers are this process's
                 self.index.fenced(owner, epoch)
 
     def __repr__(self) -> str:
         ledger = self.index.ledger()
         used = 1 - ledger["free"] / self.pool.bytes
-        return f"<Store {self.pool.bytes / (1 << 20):.0f} MiB, {used:.0%} used, {self.stats()['resident_blocks']} blocks>"
+        mib, blocks = self.pool.bytes >> 20, self.index.counters()["resident_blocks"]
+        return f"<Store {mib} MiB, {used:.0%} used, {blocks} blocks>"
 
     def __enter__(self) -> Store:
         return self
@@ -256,4 +264,3 @@ class Store:
         for request in list(self._holds):
             with contextlib.suppress(KeyError):
                 self.drop_hold(request)
-

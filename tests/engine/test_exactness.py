@@ -113,7 +113,9 @@ def test_requests_aborted_while_their_stores_are_under_way_tear_no_block(
 
 
 def test_the_cache_can_be_cleared_with_a_store_under_way(start: Any, prompts: Any, truth: Any) -> None:
-    llm = start("llama", blocks=64, block_size=32, kv=truth.config(copy_member="faulty", faults={"delay": 0.3}))
+    llm = start(
+        "llama", blocks=64, block_size=32, kv=truth.config(copy_member="faulty", faults={"delay": 0.3})
+    )
     core = llm.llm_engine.engine_core.engine_core
     engine.ask(llm, prompts(1, 300), 4)
     assert the_store().stats()["in_flight"] > 0

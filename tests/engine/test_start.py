@@ -8,7 +8,7 @@ import pytest
 
 
 def refused(start: Any, **settings: Any) -> str:
-    with pytest.raises(Exception) as caught:  # noqa: PT011  # vLLM wraps some of them
+    with pytest.raises(Exception) as caught:  # vLLM wraps some of them
         start("llama", **{"blocks": 64, "block_size": 32, **settings})
     error: BaseException | None = caught.value
     while error is not None and not type(error).__module__.startswith("kvarter"):
@@ -19,7 +19,9 @@ def refused(start: Any, **settings: Any) -> str:
 
 def test_a_failure_policy_that_loses_requests_is_refused(start: Any, kvarter_config: Any) -> None:
     kv = {**kvarter_config(), "kv_load_failure_policy": "fail"}
-    assert "UnsupportedEngine: kv_load_failure_policy is 'fail'; set it to 'recompute'" in refused(start, kv=kv)
+    assert "UnsupportedEngine: kv_load_failure_policy is 'fail'; set it to 'recompute'" in refused(
+        start, kv=kv
+    )
 
 
 def test_a_pool_larger_than_memory_is_refused_with_the_numbers(start: Any, kvarter_config: Any) -> None:
@@ -32,7 +34,9 @@ def test_an_unknown_setting_names_the_nearest_one(start: Any, kvarter_config: An
     assert "unknown setting 'drma'; did you mean 'dram'?" in refused(start, kv=kvarter_config(drma="1GiB"))
 
 
-def test_a_directory_that_others_can_enter_is_refused(start: Any, kvarter_config: Any, tmp_path: Path) -> None:
+def test_a_directory_that_others_can_enter_is_refused(
+    start: Any, kvarter_config: Any, tmp_path: Path
+) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o755)
     message = refused(start, kv=kvarter_config(directory=str(shared)))
@@ -52,18 +56,21 @@ def test_another_version_of_the_engine_is_refused(
     from kvarter.connectors.vllm import connector
 
     monkeypatch.setattr(connector, "vllm_version", "0.31.4")
-    assert "vLLM 0.31.4 is installed; this version of Kvarter supports 0.32" in refused(start, kv=kvarter_config())
+    assert "vLLM 0.31.4 is installed; this version of Kvarter supports 0.32" in refused(
+        start, kv=kvarter_config()
+    )
 
 
 def test_a_kind_of_cache_group_that_is_not_served_is_refused_by_name(start: Any, kvarter_config: Any) -> None:
+    import torch
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
 
     from kvarter.connectors.vllm.layout import groups_of
     from kvarter.errors import UnsupportedEngine
 
-    import torch
-
-    window = SlidingWindowSpec(block_size=32, num_kv_heads=1, head_size=16, dtype=torch.float16, sliding_window=64)
+    window = SlidingWindowSpec(
+        block_size=32, num_kv_heads=1, head_size=16, dtype=torch.float16, sliding_window=64
+    )
     config = KVCacheConfig(8, [], [KVCacheGroupSpec(["layer"], window)], hash_block_size=32)
     with pytest.raises(UnsupportedEngine, match="cache group 0 is of kind sliding_window"):
         groups_of(config, 1)

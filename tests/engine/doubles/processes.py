@@ -13,7 +13,9 @@ engine.prepare()
 
 
 def descendants(pid: int) -> list[int]:
-    children = [int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()]
+    children = [
+        int(c) for t in Path(f"/proc/{pid}/task").iterdir() for c in (t / "children").read_text().split()
+    ]
     return children + [d for c in children for d in descendants(c)]
 
 
@@ -43,7 +45,7 @@ def main() -> None:
                 "external_hits": engine.counter(llm, "vllm:external_prefix_cache_hits"),
                 "processes": 1 + len(descendants(os.getpid())),
             }
-        answer["sockets_left"] = os.listdir(directory)
+        answer["sockets_left"] = [path.name for path in Path(directory).iterdir()]
     print(json.dumps(answer), flush=True)
 
 
