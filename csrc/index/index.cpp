@@ -157,7 +157,9 @@ std::vector<FenceRequest> Index::tick() {
 
 void Index::fenced(Owner owner, std::uint64_t epoch) {
   const std::lock_guard lock(impl_->mutex);
-  impl_->end_writers(owner, std::min(epoch, ~std::uint64_t{0} - 1));
+  epoch = std::min(epoch, ~std::uint64_t{0} - 1);
+  impl_->fenced[owner] = std::max(impl_->fenced[owner], epoch + 1);
+  impl_->end_writers(owner, epoch);
 }
 
 void Index::owner_dead(Owner owner) {

@@ -143,8 +143,8 @@ class Reservation:
         self._index.complete(self.handles, shard, ok, checksums)
 
     def abort(self) -> None:
-        """Gives all of it up. No writer may touch the slots any more."""
-        self._index.abort(self.handles)
+        """Gives all of it up. The caller's writers may touch the slots no more; other owners' still may."""
+        self._index.abort(self.handles, (self._first_shard, self._shards))
 
 
 class _Resident:
