@@ -4,6 +4,7 @@ A sequence from a given parent on, without digests of its own, went on from the 
 """
 
 import pytest
+
 from words import World
 
 

@@ -1,8 +1,7 @@
 """An empty sequence asked for a boundary below 0, which a `State` group could not be asked for."""
 
-from words import World, full
-
 from kvarter.geometry import CacheGroup, State
+from words import World, full
 
 
 def test_a_sequence_of_no_tokens_is_a_miss():

@@ -1,8 +1,7 @@
 """`pin` wanted the blocks of optional groups, which `match` does without."""
 
-from words import World, full
-
 from kvarter.geometry import CacheGroup, State
+from words import World, full
 
 
 def test_a_boundary_without_its_optional_blocks_can_be_pinned():

@@ -1,6 +1,7 @@
 """A range past the end of its chain raised after its first blocks had been reserved, and nobody had their handles."""
 
 import pytest
+
 from words import World
 
 
