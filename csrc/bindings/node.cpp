@@ -153,20 +153,20 @@ void register_handlers(py::module_& m) {
       .def("seen", &ManualFence::seen, "Epochs of the fences it was asked for, in order.");
 }
 
-
 // A reader whose lease may have ended looks whether its slots still are what they were when it leased them.
 py::array_t<bool> unchanged(const Mapping& mapping, const Column<std::uint32_t>& records,
                             const Column<std::uint64_t>& generations) {
   if (records.size() != generations.size())
-    throw py::value_error(std::to_string(records.size()) + " records and " + std::to_string(generations.size()) +
-                          " generations");
+    throw py::value_error(std::to_string(records.size()) + " records and " +
+                          std::to_string(generations.size()) + " generations");
   const auto* slots = reinterpret_cast<const SlotRecord*>(mapping.records().data() + records_bytes(0));
   const std::uint64_t count = (mapping.records().size() - records_bytes(0)) / sizeof(SlotRecord);
   py::array_t<bool> result(records.size());
   for (py::ssize_t i = 0; i < records.size(); ++i) {
     const std::uint32_t at = records.data()[i];
-    result.mutable_data()[i] = at < count && slots[at].word.load(std::memory_order_acquire) ==
-                                                 SlotRecord::make_word(generations.data()[i], SlotState::kCommitted);
+    result.mutable_data()[i] =
+        at < count && slots[at].word.load(std::memory_order_acquire) ==
+                          SlotRecord::make_word(generations.data()[i], SlotState::kCommitted);
   }
   return result;
 }
@@ -175,7 +175,7 @@ void register_embedded(py::module_& m) {
   m.def("unchanged", &unchanged, py::arg("mapping"), py::arg("records"), py::arg("generations"),
         "u32[n], u64[n] -> bool[n]: whether these slot records are committed at these generations.");
   py::class_<CopyFence, FenceHandler, std::shared_ptr<CopyFence>>(m, "CopyFence",
-                                                                   "Answers fences for a copy engine.")
+                                                                  "Answers fences for a copy engine.")
       .def(py::init<std::shared_ptr<CopyEngine>>(), py::arg("engine"));
   py::class_<EmbeddedNode>(m, "EmbeddedNode", "A NodeServer whose listener is the index.",
                            py::release_gil_before_calling_cpp_dtor())
@@ -184,15 +184,23 @@ void register_embedded(py::module_& m) {
              return std::make_unique<EmbeddedNode>(index, exported_from(exported), std::move(path), tick_ms);
            }),
            py::arg("index"), py::arg("exported"), py::arg("path"), py::arg("tick_ms"), py::keep_alive<1, 2>())
-      .def("open_engine", [](EmbeddedNode& node, const std::string& name,
-                             std::uint32_t ranks) { return node.server().open_engine(name, ranks); },
-           py::arg("name"), py::arg("ranks"), "Lets `ranks` ranks of engine `name` attach; returns the owner id.")
-      .def("attached", [](EmbeddedNode& node, std::uint32_t owner) { return node.server().attached(owner); },
-           py::arg("owner"), "Ranks whose mapping stands and can be reached.")
-      .def("mappers", [](EmbeddedNode& node, std::uint32_t owner) { return node.server().mappers(owner); },
-           py::arg("owner"), "Process ids of the live mappers.")
+      .def(
+          "open_engine",
+          [](EmbeddedNode& node, const std::string& name, std::uint32_t ranks) {
+            return node.server().open_engine(name, ranks);
+          },
+          py::arg("name"), py::arg("ranks"),
+          "Lets `ranks` ranks of engine `name` attach; returns the owner id.")
+      .def(
+          "attached", [](EmbeddedNode& node, std::uint32_t owner) { return node.server().attached(owner); },
+          py::arg("owner"), "Ranks whose mapping stands and can be reached.")
+      .def(
+          "mappers", [](EmbeddedNode& node, std::uint32_t owner) { return node.server().mappers(owner); },
+          py::arg("owner"), "Process ids of the live mappers.")
       .def_property_readonly("path", [](EmbeddedNode& node) { return node.server().path(); })
-      .def("close", [](EmbeddedNode& node) { node.server().close(); }, py::call_guard<py::gil_scoped_release>());
+      .def(
+          "close", [](EmbeddedNode& node) { node.server().close(); },
+          py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace

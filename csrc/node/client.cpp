@@ -20,6 +20,8 @@
 
 namespace kvarter {
 
+using namespace node;
+
 class NodeClient::Impl {
  public:
   Impl(const std::string& path, const std::string& engine, std::uint32_t rank, std::uint32_t layout,
@@ -40,7 +42,7 @@ class NodeClient::Impl {
   }
 
   const std::string path_;
-  const Clock::time_point deadline_;
+  const Steady::time_point deadline_;
   const std::shared_ptr<FenceHandler> handler_;
   const pid_t process_ = ::getpid();
   Fd socket_, node_, wake_;
@@ -51,7 +53,7 @@ class NodeClient::Impl {
 NodeClient::Impl::Impl(const std::string& path, const std::string& engine, std::uint32_t rank,
                        std::uint32_t layout, std::shared_ptr<FenceHandler> handler,
                        std::chrono::milliseconds timeout)
-    : path_(path), deadline_(Clock::now() + timeout), handler_(std::move(handler)) {
+    : path_(path), deadline_(Steady::now() + timeout), handler_(std::move(handler)) {
   if (engine.empty() || engine.size() > wire::kNameBytes)
     throw std::invalid_argument("engine name has " + std::to_string(engine.size()) +
                                 " bytes, expected 1 to " + std::to_string(wire::kNameBytes));
@@ -101,7 +103,7 @@ void NodeClient::Impl::receive(std::span<std::byte> packet, std::vector<Fd>* des
       case Received::kNothing:
         break;
     }
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline_ - Steady::now());
     std::array<pollfd, 2> wait{{{.fd = socket_.get(), .events = POLLIN, .revents = 0},
                                 {.fd = node_.get(), .events = POLLIN, .revents = 0}}};
     const int ready =

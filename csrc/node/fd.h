@@ -3,7 +3,7 @@
 
 #include <utility>
 
-namespace kvarter {
+namespace kvarter::node {
 
 // A descriptor that closes itself.
 class Fd {
@@ -26,4 +26,4 @@ class Fd {
   int fd_;
 };
 
-}  // namespace kvarter
+}  // namespace kvarter::node

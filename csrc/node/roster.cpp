@@ -7,7 +7,7 @@
 #include "node/socket.h"
 #include "node/wire.h"
 
-namespace kvarter {
+namespace kvarter::node {
 
 std::uint32_t Roster::open(const std::string& name, std::uint32_t ranks) {
   if (name.empty() || name.size() > wire::kNameBytes)
@@ -108,4 +108,4 @@ void Roster::require(std::uint32_t owner) const {
                                 std::to_string(engines_.size()));
 }
 
-}  // namespace kvarter
+}  // namespace kvarter::node

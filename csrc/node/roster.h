@@ -12,7 +12,7 @@
 #include "kvarter/node.h"
 #include "node/fd.h"
 
-namespace kvarter {
+namespace kvarter::node {
 
 // A process that was given the pool's descriptors for one rank of one owner, until its pidfd fires. Fences
 // are kept as "all epochs below", so that 0 means none yet.
@@ -64,4 +64,4 @@ class Roster {
   std::map<std::uint64_t, Mapper> mappers_;
 };
 
-}  // namespace kvarter
+}  // namespace kvarter::node

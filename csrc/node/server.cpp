@@ -52,10 +52,10 @@ void NodeServer::Impl::wake() const noexcept { ::eventfd_write(wake_.get(), 1); 
 
 void NodeServer::Impl::run() {
   ::pthread_setname_np(::pthread_self(), "kvarter-node");
-  auto next_tick = Clock::now() + tick_;
+  auto next_tick = Steady::now() + tick_;
   std::array<epoll_event, 64> ready{};
   for (;;) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_tick - Clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_tick - Steady::now());
     const int count = ::epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()),
                                    static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
     {
@@ -71,8 +71,8 @@ void NodeServer::Impl::run() {
       else
         listener_->on_dead(event.owner);
     }
-    if (Clock::now() < next_tick) continue;
-    next_tick = Clock::now() + tick_;
+    if (Steady::now() < next_tick) continue;
+    next_tick = Steady::now() + tick_;
     set_door(true);
     listener_->on_tick();
   }

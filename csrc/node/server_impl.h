@@ -19,7 +19,7 @@
 #include "node/socket.h"
 #include "node/wire.h"
 
-namespace kvarter {
+namespace kvarter::node {
 
 // What an epoll event is about: the source in the top byte, an id of ours below it.
 enum Source : std::uint64_t { kWake = 0, kDoor = 1, kConnection = 2, kProcess = 3 };
@@ -30,6 +30,12 @@ struct Connection {
   Peer peer;
   std::uint64_t mapper = 0;  // 0: has not introduced itself
 };
+
+}  // namespace kvarter::node
+
+namespace kvarter {
+
+using namespace node;  // this header is the node's own
 
 // The node's thread and what it works on. server.cpp has the loop, attach.cpp what packets and deaths mean.
 class NodeServer::Impl {

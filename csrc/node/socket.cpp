@@ -23,7 +23,7 @@
 #define SO_PEERPIDFD 77  // Linux 6.5, absent from older headers
 #endif
 
-namespace kvarter {
+namespace kvarter::node {
 namespace {
 
 sockaddr_un address_of(const std::string& path) {
@@ -109,10 +109,10 @@ Fd listen_at(const std::string& path) {
   return socket;
 }
 
-Fd connect_to(const std::string& path, Clock::time_point deadline) {
+Fd connect_to(const std::string& path, Steady::time_point deadline) {
   const sockaddr_un address = address_of(path);
   Fd socket = unix_socket();
-  const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - Clock::now());
+  const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline - Steady::now());
   const auto micros = std::max<std::int64_t>(left.count(), 1);
   const timeval wait{.tv_sec = micros / 1'000'000, .tv_usec = micros % 1'000'000};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_SNDTIMEO, &wait, sizeof wait);  // connect waits for the backlog
@@ -209,4 +209,4 @@ std::string printable(std::string_view text) {
   return clean;
 }
 
-}  // namespace kvarter
+}  // namespace kvarter::node

@@ -11,9 +11,9 @@
 #include "node/fd.h"
 
 // Unix packet sockets and pidfds, as the node and its clients need them. Errors are NodeError.
-namespace kvarter {
+namespace kvarter::node {
 
-using Clock = std::chrono::steady_clock;
+using Steady = std::chrono::steady_clock;
 
 struct Peer {
   pid_t pid;  // as it is seen from here; 0 from an unrelated pid namespace
@@ -25,7 +25,7 @@ struct Peer {
 // Listens at path; see NodeServer for what is created, replaced and refused.
 Fd listen_at(const std::string& path);
 // Non-blocking once connected.
-Fd connect_to(const std::string& path, Clock::time_point deadline);
+Fd connect_to(const std::string& path, Steady::time_point deadline);
 
 Peer peer_of(int socket);
 // A pidfd of the process at the other end, as it was when it connected or began to listen; empty, with errno,
@@ -53,4 +53,4 @@ std::span<std::byte> bytes_of(T& packet) {
 // For a sentence: what is not printable ASCII becomes '?'.
 std::string printable(std::string_view text);
 
-}  // namespace kvarter
+}  // namespace kvarter::node

@@ -35,17 +35,27 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    dram: ByteSize | None = Field(None, description="Payload memory of the pool; default a quarter of what is allowed")
-    max_blocks: int | None = Field(None, gt=0, description="Blocks (times shards) that the pool can hold records of")
-    weights_id: str | None = Field(None, description="Names the weights instead of a fingerprint of their files")
-    directory: str | None = Field(None, description="Owner-only directory of the socket that workers attach to")
+    dram: ByteSize | None = Field(
+        None, description="Payload memory of the pool; default a quarter of what is allowed"
+    )
+    max_blocks: int | None = Field(
+        None, gt=0, description="Blocks (times shards) that the pool can hold records of"
+    )
+    weights_id: str | None = Field(
+        None, description="Names the weights instead of a fingerprint of their files"
+    )
+    directory: str | None = Field(
+        None, description="Owner-only directory of the socket that workers attach to"
+    )
     hold_seconds: float = Field(2.0, gt=0, description="How long a match stays true without being loaded")
     load_seconds: float = Field(10.0, gt=0, description="A load that takes longer becomes a recompute")
     store_seconds: float = Field(60.0, gt=0, description="A store that takes longer is given up")
-    flush_seconds: float = Field(10.0, gt=0, description="Longest wait for a copy whose source is about to be reused")
+    flush_seconds: float = Field(
+        10.0, gt=0, description="Longest wait for a copy whose source is about to be reused"
+    )
     copy_threads: int = Field(0, ge=0, le=64, description="Threads that copy; 0: in the engine's own thread")
     copy_member: Literal["host", "faulty"] = Field("host", description="Which copy engine")
-    faults: Faults = Field(Faults(), description="For the faulty copy engine")
+    faults: Faults = Field(Faults.model_validate({}), description="For the faulty copy engine")
 
     @classmethod
     def from_engine(cls, settings: Mapping[str, Any]) -> Config:
@@ -70,4 +80,6 @@ def _sentence(error: dict[str, Any]) -> str:
         return f"{name}={error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
     known = Faults.model_fields if name.startswith("faults.") else Config.model_fields
     near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.5)
-    return f"unknown setting {name!r}; " + (f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}")
+    return f"unknown setting {name!r}; " + (
+        f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+    )

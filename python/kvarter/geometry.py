@@ -62,20 +62,32 @@ class CacheGroup:
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
-            raise GeometryError(f"group {self.name!r} has blocks of {self.block_tokens} tokens; expected at least 1")
+            raise GeometryError(
+                f"group {self.name!r} has blocks of {self.block_tokens} tokens; expected at least 1"
+            )
         if not self.shard_bytes or min(self.shard_bytes) < 1:
-            raise GeometryError(f"group {self.name!r} has shards of {self.shard_bytes} bytes; each needs at least 1")
+            raise GeometryError(
+                f"group {self.name!r} has shards of {self.shard_bytes} bytes; each needs at least 1"
+            )
         if self.replicated and len(self.shard_bytes) != 1:
-            raise GeometryError(f"group {self.name!r} is replicated and has {len(self.shard_bytes)} shards; expected 1")
+            raise GeometryError(
+                f"group {self.name!r} is replicated and has {len(self.shard_bytes)} shards; expected 1"
+            )
         if isinstance(self.lifetime, Window) and self.lifetime.tokens < 1:
-            raise GeometryError(f"group {self.name!r} has a window of {self.lifetime.tokens} tokens; expected at least 1")
+            raise GeometryError(
+                f"group {self.name!r} has a window of {self.lifetime.tokens} tokens; expected at least 1"
+            )
         if isinstance(self.lifetime, State) and self.replay_tokens:
-            raise GeometryError(f"group {self.name!r} keeps states, which cannot be replayed from {self.replay_tokens} tokens")
+            raise GeometryError(
+                f"group {self.name!r} keeps states, which cannot be replayed from {self.replay_tokens} tokens"
+            )
 
     def identity(self) -> bytes:
         """What of this group makes two blocks interchangeable, unambiguously encoded; part of the namespace."""
         life = self.lifetime
-        window = (life.tokens, life.retained_tokens, life.extra_blocks) if isinstance(life, Window) else (0, 0, 0)
+        window = (
+            (life.tokens, life.retained_tokens, life.extra_blocks) if isinstance(life, Window) else (0, 0, 0)
+        )
         name, kind = self.name.encode(), type(life).__name__.encode()
         return struct.pack(
             f"<I{len(name)}sI{len(kind)}s3QQQ??I{len(self.shard_bytes)}Q",
@@ -119,7 +131,9 @@ class Geometry:
         if self.unit_tokens < 1:
             raise GeometryError(f"hash units of {self.unit_tokens} tokens; expected at least 1")
         if not any(group.required for group in self.groups):
-            raise GeometryError(f"none of {len(self.groups)} groups is required: nothing would say where a hit ends")
+            raise GeometryError(
+                f"none of {len(self.groups)} groups is required: nothing would say where a hit ends"
+            )
         for group in self.groups:
             if group.block_tokens % self.unit_tokens and self.unit_tokens % group.block_tokens:
                 raise GeometryError(
@@ -164,7 +178,9 @@ class Geometry:
         if isinstance(group.lifetime, Full):
             have = resident.leading(number, len(need))
             return boundary if have == len(need) else have * group.block_tokens + group.replay_tokens
-        skipped = boundary // group.block_tokens - need.stop  # replayed by the engine: whole blocks before the boundary
+        skipped = (
+            boundary // group.block_tokens - need.stop
+        )  # replayed by the engine: whole blocks before the boundary
         # Where the window is cut off by token 0 the run is shorter; last_run knows that from its end alone.
         run = 1 if isinstance(group.lifetime, State) else group._window_blocks(group.lifetime) - skipped
         return (resident.last_run(number, need.stop, run) + skipped) * group.block_tokens
@@ -172,9 +188,12 @@ class Geometry:
     def blocks_at(self, boundary: int) -> tuple[range, ...]:
         """For every group the blocks that it needs at `boundary`; empty for optional groups not aligned to it."""
         return tuple(
-            group.blocks_at(boundary) if boundary % group.block_tokens == 0 else range(0) for group in self.groups
+            group.blocks_at(boundary) if boundary % group.block_tokens == 0 else range(0)
+            for group in self.groups
         )
 
     def bytes_at(self, blocks: Sequence[range]) -> int:
         """Payload bytes of these blocks of each group, all shards together."""
-        return sum(len(need) * sum(group.shard_bytes) for group, need in zip(self.groups, blocks, strict=True))
+        return sum(
+            len(need) * sum(group.shard_bytes) for group, need in zip(self.groups, blocks, strict=True)
+        )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from array import array
-from collections.abc import Iterable, Sequence as Seq
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,9 @@ class Sequence:
     bytes of a unit (DESIGN section 5), sorted by unit. Not thread-safe.
     """
 
-    def __init__(self, namespace: Namespace, tokens: Iterable[int] | memoryview = (), extras: Seq[Extra] = ()) -> None:
+    def __init__(
+        self, namespace: Namespace, tokens: Iterable[int] | memoryview = (), extras: Seq[Extra] = ()
+    ) -> None:
         self.namespace = namespace
         self._first_unit = 0
         self._last = _core.chain_root()
@@ -33,10 +36,14 @@ class Sequence:
         self.extend(tokens, extras)
 
     @classmethod
-    def from_digests(cls, namespace: Namespace, digests: Digests, first_unit: int = 0, parent: bytes = b"") -> Sequence:
+    def from_digests(
+        cls, namespace: Namespace, digests: Digests, first_unit: int = 0, parent: bytes = b""
+    ) -> Sequence:
         """Digests uint8[n, 32] that an engine made; `parent` is the digest of unit `first_unit - 1`."""
         if first_unit and len(parent) != 32:
-            raise ValueError(f"a sequence from unit {first_unit} on needs a parent digest of 32 bytes, not {len(parent)}")
+            raise ValueError(
+                f"a sequence from unit {first_unit} on needs a parent digest of 32 bytes, not {len(parent)}"
+            )
         self = cls(namespace)
         self._first_unit, self._parent = first_unit, parent
         if first_unit:
@@ -51,7 +58,9 @@ class Sequence:
         unit_tokens, done = self.namespace.unit_tokens, self._first_unit + self._units
         full = len(rest) // unit_tokens
         if any(unit < done or unit >= done + full for unit, *_ in extras):
-            raise ValueError(f"extras for units {[e[0] for e in extras]}; this call completes units {done} to {done + full}")
+            raise ValueError(
+                f"extras for units {[e[0] for e in extras]}; this call completes units {done} to {done + full}"
+            )
         if full:
             here = [(unit - done, tag, offset, value) for unit, tag, offset, value in extras]
             tokens = rest[: full * unit_tokens]
@@ -61,7 +70,9 @@ class Sequence:
     def in_namespace(self, namespace: Namespace) -> Sequence:
         """The same tokens in another namespace of the same hash units; digests do not depend on the rest of it."""
         if namespace.unit_tokens != self.namespace.unit_tokens:
-            raise ValueError(f"units of {namespace.unit_tokens} tokens; the sequence has {self.namespace.unit_tokens}")
+            raise ValueError(
+                f"units of {namespace.unit_tokens} tokens; the sequence has {self.namespace.unit_tokens}"
+            )
         other = copy.copy(self)
         other.namespace = namespace
         other._buffer = self._buffer.copy()

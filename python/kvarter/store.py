@@ -212,7 +212,9 @@ class Store:
         ns, geometry = self._space(sequence.namespace)
         chain = sequence.chain(ns)
         limit = sequence.num_tokens if tokens is None else tokens
-        boundary = geometry.boundary(_Resident(self.index, chain), min(limit, sequence.units * geometry.unit_tokens))
+        boundary = geometry.boundary(
+            _Resident(self.index, chain), min(limit, sequence.units * geometry.unit_tokens)
+        )
         if not boundary:
             return None
         needed = self._needed(geometry, chain, boundary)
@@ -252,13 +254,17 @@ class Store:
 
     def _tick(self) -> None:
         if not self._ticks_elsewhere:
-            for owner, epoch in self.index.tick():  # nobody else maps this pool: its writers are this process's
+            for (
+                owner,
+                epoch,
+            ) in self.index.tick():  # nobody else maps this pool: its writers are this process's
                 self.index.fenced(owner, epoch)
 
     def __repr__(self) -> str:
         ledger = self.index.ledger()
         used = 1 - ledger["free"] / self.pool.bytes
-        return f"<Store {self.pool.bytes / (1 << 20):.0f} MiB, {used:.0%} used, {self.stats()['resident_blocks']} blocks>"
+        mib, blocks = self.pool.bytes >> 20, self.index.counters()["resident_blocks"]
+        return f"<Store {mib} MiB, {used:.0%} used, {blocks} blocks>"
 
     def __enter__(self) -> Store:
         return self
@@ -270,4 +276,3 @@ class Store:
         """Ends all holds. The memory goes with the last reference."""
         for request in list(self._holds):
             self.drop_hold(request)
-

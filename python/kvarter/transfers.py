@@ -45,11 +45,15 @@ class Ticket:
     As a context manager it ends as loaded, or as failed when the body raised.
     """
 
-    def __init__(self, index: _core.Index, geometry: Geometry, match: Match, status: _core.Status, lease: int) -> None:
+    def __init__(
+        self, index: _core.Index, geometry: Geometry, match: Match, status: _core.Status, lease: int
+    ) -> None:
         self._index, self._geometry, self._lease = index, geometry, lease
         self.match = match
         self.status = status
-        self._slots: Slots = index.slots(lease) if status == _core.Status.Ok else np.empty(0, _core.SLOT_DTYPE)
+        self._slots: Slots = (
+            index.slots(lease) if status == _core.Status.Ok else np.empty(0, _core.SLOT_DTYPE)
+        )
         self._starts: list[int] = []  # of each group in _slots
         self._positions: list[int] = []  # of each group's first block in the lease
         at = position = 0
@@ -102,7 +106,9 @@ class Reservation:
     for all shards.
     """
 
-    def __init__(self, index: _core.Index, geometry: Geometry, parts: dict[int, Part], shards: tuple[int, int]) -> None:
+    def __init__(
+        self, index: _core.Index, geometry: Geometry, parts: dict[int, Part], shards: tuple[int, int]
+    ) -> None:
         self._index, self._geometry = index, geometry
         self._parts = parts
         self._first_shard, self._shards = shards
@@ -119,7 +125,7 @@ class Reservation:
     def blocks(self, group: int) -> npt.NDArray[np.int64]:
         """Numbers of the granted blocks of a group."""
         asked, _, _, handles, _ = self._parts[group]
-        return np.arange(asked.start, asked.stop, dtype=np.int64)[handles != 0]
+        return asked.start + np.flatnonzero(handles).astype(np.int64)
 
     def slots(self, group: int) -> Slots:
         """Slots [granted blocks, shards] of a group, for the caller's shards."""

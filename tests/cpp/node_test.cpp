@@ -20,6 +20,7 @@
 #include "node/roster.h"
 
 using namespace kvarter;
+using namespace kvarter::node;
 using namespace std::chrono_literals;
 
 namespace {

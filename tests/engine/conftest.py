@@ -1,5 +1,6 @@
 """Real engines in this process, one after another: models, prompts, what an engine without Kvarter says."""
 
+import importlib
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -61,6 +62,29 @@ def kvarter_config() -> Callable[..., dict[str, Any]]:
     return make
 
 
+class Truth:
+    """What the connector in doubles/kvarter_truth.py has seen: blocks `copied`, `torn`, jobs `flushed`."""
+
+    def __init__(self, kvarter_config: Callable[..., dict[str, Any]]) -> None:
+        self._kvarter_config = kvarter_config
+        self._module = importlib.import_module("kvarter_truth")
+        self._module.forget()
+
+    def config(self, **extra: Any) -> dict[str, Any]:
+        """The engine's kv_transfer_config that names that connector."""
+        named = {"kv_connector": "TruthConnector", "kv_connector_module_path": "kvarter_truth"}
+        return {**self._kvarter_config(**extra), **named}
+
+    def __getattr__(self, name: str) -> int:
+        return getattr(self._module, name)
+
+
+@pytest.fixture
+def truth(kvarter_config: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> Truth:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "doubles"))
+    return Truth(kvarter_config)
+
+
 @pytest.fixture
 def start(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
     """``start("llama", blocks=64, kv=None, **settings)``: a running ``LLM``, closed when the test ends.
@@ -88,7 +112,8 @@ def start(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
 def baseline(model: Callable[[str], Path]) -> Callable[..., list[list[int]]]:
     """``baseline("llama", prompts, output_tokens)``: greedy tokens by an engine without Kvarter, made once.
 
-    Each prompt is alone in an engine with ample cache, and nothing of it is cached.
+    Each prompt is alone in an engine with ample cache, and nothing of it is cached. Ask before `start`: a connector
+    belongs to its whole process, and an engine that runs beside it would register its tensors there.
     """
     known: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
 

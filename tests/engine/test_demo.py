@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from typing import Any
@@ -54,7 +55,8 @@ def test_the_demo_serves_dropped_prompts_from_dram_with_identical_tokens(demo: A
 def test_the_demo_fails_when_nothing_is_served(demo: Any) -> None:
     result = demo(*SMALL, KVARTER_DISABLE="1")
     assert result.returncode == 1
-    assert "tokens identical" in result.stdout
+    assert re.search(r"served from DRAM +│ +0 ", result.stdout)
+    assert re.search(r"tokens identical +│ +yes ", result.stdout)
     assert "nothing was served" in result.stderr
 
 

@@ -1,6 +1,6 @@
 #pragma once
-// The node inside an engine: what the index wants of its mappers reaches them, and what they acknowledge or die of
-// reaches the index. Also the other end: a mapper whose copy engine answers the fences.
+// The node inside an engine: what the index wants of its mappers reaches them, and what they acknowledge or
+// die of reaches the index. Also the other end: a mapper whose copy engine answers the fences.
 
 #include <atomic>
 #include <memory>
@@ -11,8 +11,9 @@
 
 namespace kvarter {
 
-// A NodeServer whose listener is the index. From construction on its thread keeps the index's time (Index::tick).
-// Owner 0, the process itself outside any engine, maps nothing through the node: its fences end at once.
+// A NodeServer whose listener is the index. From construction on its thread keeps the index's time
+// (Index::tick). Owner 0, the process itself outside any engine, maps nothing through the node: its fences
+// end at once.
 class EmbeddedNode {
  public:
   // REQUIRES: index outlives this. Throws as NodeServer does.

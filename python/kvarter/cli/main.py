@@ -86,12 +86,12 @@ def _compare(options: run.Options) -> run.Report:
     with Progress(*columns, console=_stderr) as bars:
         tasks = {
             name: bars.add_task(f"{name} Kvarter", total=3 * options.prompts, start=False)
-            for name in ("without", "with")
+            for name in ("with", "without")
         }
 
         def show(name: str, event: Note | Done) -> None:
             if isinstance(event, Note):
-                if name == "without":  # the other run has the same to say
+                if name == "with":  # the other run has the same to say
                     _stderr.print(event.text, highlight=False)
                 return
             bars.start_task(tasks[name])

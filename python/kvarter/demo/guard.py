@@ -65,7 +65,7 @@ def hide_here() -> dict[str, str]:
         missing = directory and _missing_library(directory.glob(pattern), torch / "lib")
         if missing:
             sys.modules[package] = None  # type: ignore[assignment]  # import and find_spec: not installed
-            hidden[package] = f"it needs {missing}, and the torch in {torch} comes without"
+            hidden[package] = f"needs {missing}, which this torch lacks"
     return hidden
 
 

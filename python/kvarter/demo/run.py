@@ -87,7 +87,7 @@ def check_engine() -> None:
 
 
 def compare(options: Options, report: Callable[[str, Note | Progress], None]) -> Report:
-    """Run both engines one after the other; ``report`` is told ("without" | "with", event) on the way.
+    """Run both engines one after the other; ``report`` is told ("with" | "without", event) on the way.
 
     Raises:
         RunFailed: a run died, hung, or found Kvarter's account of its memory wrong.
@@ -99,7 +99,6 @@ def compare(options: Options, report: Callable[[str, Note | Progress], None]) ->
         output_tokens=options.output_tokens,
         blocks=_cache_blocks(options),
     )
-    without = _run(task, lambda event: report("without", event))
     kv = {
         "kv_connector": "KvarterConnector",
         "kv_connector_module_path": "kvarter.connectors.vllm",
@@ -107,7 +106,9 @@ def compare(options: Options, report: Callable[[str, Note | Progress], None]) ->
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"dram": options.dram},
     }
+    # With Kvarter first: what it refuses, it refuses before half of the work is done.
     kvarter = _run(msgspec.structs.replace(task, kv=kv), lambda event: report("with", event))
+    without = _run(task, lambda event: report("without", event))
     return judge(options, without, kvarter)
 
 

@@ -1,30 +1,28 @@
 """The demonstration's table, for people."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
 from kvarter.demo.run import Report
 
+_ROWS: dict[str, Callable[[Report], str]] = {
+    "cache groups": lambda report: str(report.groups),
+    "tokens asked": lambda report: f"{report.prompt_tokens:,}",
+    "served from DRAM": lambda report: f"{report.external_hit_tokens:,}",
+    "recomputed": lambda report: f"{report.recomputed_tokens:,}",
+    "time without Kvarter": lambda report: f"{report.seconds_cold:.2f} s",
+    "time with Kvarter": lambda report: f"{report.seconds_hit:.2f} s",
+    "time of the engine's own local hit": lambda report: f"{report.seconds_local_hit:.2f} s",
+    "tokens identical": lambda report: "yes" if report.identical else "NO",
+}
 
-def table(reports: Iterable[Report]) -> Table:
-    """One row for each model; times are sums over the prompts, to the first token."""
-    result = Table(title="Prompts whose prefix the engine had dropped")
-    for heading in ("model", "groups", "tokens asked", "served from DRAM", "recomputed"):
-        result.add_column(heading, justify="left" if heading == "model" else "right")
-    for heading in ("without Kvarter", "with Kvarter", "engine's own hit"):
-        result.add_column(heading, justify="right")
-    result.add_column("tokens identical")
+
+def table(reports: Sequence[Report]) -> Table:
+    """One column for each model; times are sums over the prompts, to the first token."""
+    result = Table("model", title="Prompts whose prefix the engine had dropped", title_justify="left")
     for report in reports:
-        result.add_row(
-            report.model,
-            str(report.groups),
-            f"{report.prompt_tokens:,}",
-            f"{report.external_hit_tokens:,}",
-            f"{report.recomputed_tokens:,}",
-            f"{report.seconds_cold:.2f} s",
-            f"{report.seconds_hit:.2f} s",
-            f"{report.seconds_local_hit:.2f} s",
-            "yes" if report.identical else "NO",
-        )
+        result.add_column(report.model, justify="right")
+    for heading, show in _ROWS.items():
+        result.add_row(heading, *map(show, reports))
     return result

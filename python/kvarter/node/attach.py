@@ -48,7 +48,9 @@ class Attachment:
     `engine` copies into and out of the pool; it answers the node's fences.
     """
 
-    def __init__(self, invitation: Invitation, rank: int, engine: _core.CopyEngine, timeout: float = 10.0) -> None:
+    def __init__(
+        self, invitation: Invitation, rank: int, engine: _core.CopyEngine, timeout: float = 10.0
+    ) -> None:
         try:
             self._client = _core.NodeClient(
                 invitation.path,
@@ -59,7 +61,9 @@ class Attachment:
                 timeout,
             )
         except (_core.NodeError, OSError, ValueError) as error:
-            raise AttachError(f"rank {rank} cannot attach to the node at {invitation.path}: {error}") from None
+            raise AttachError(
+                f"rank {rank} cannot attach to the node at {invitation.path}: {error}"
+            ) from None
         self._mapping = self._client.mapping
 
     def addresses(self, slots: Slots) -> npt.NDArray[np.uint64]:

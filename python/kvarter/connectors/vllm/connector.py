@@ -46,7 +46,9 @@ def stores() -> list[Store]:
 def check_engine(vllm_config: VllmConfig) -> None:
     """Raises `UnsupportedEngine`, one sentence, for what this version cannot serve exactly."""
     if vllm_version.split("+")[0].split(".")[:2] != SUPPORTED.split("."):
-        raise UnsupportedEngine(f"vLLM {vllm_version} is installed; this version of Kvarter supports {SUPPORTED}")
+        raise UnsupportedEngine(
+            f"vLLM {vllm_version} is installed; this version of Kvarter supports {SUPPORTED}"
+        )
     transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
     if transfer.kv_load_failure_policy != "recompute":
         raise UnsupportedEngine(
@@ -67,7 +69,9 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
 
     _cache_hit_source = CacheHitSource.HOST
 
-    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> None:
         super().__init__(vllm_config=vllm_config, role=role, kv_cache_config=kv_cache_config)
         self._scheduler: SchedulerSide | None = None
         self._worker: WorkerSide | None = None
@@ -99,10 +103,14 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler:
             self._scheduler.on_new_request(request)
 
-    def get_num_new_matched_tokens(self, request: Request, num_computed_tokens: int) -> tuple[int | None, bool]:
+    def get_num_new_matched_tokens(
+        self, request: Request, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
         return self._scheduler.matched_tokens(request, num_computed_tokens) if self._scheduler else (0, False)
 
-    def update_state_after_alloc(self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int) -> None:
+    def update_state_after_alloc(
+        self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
+    ) -> None:
         if self._scheduler:
             self._scheduler.allocated(request, blocks, num_external_tokens)
 
@@ -154,7 +162,9 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Nothing: a request's blocks are all there before it is scheduled."""
 
-    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+    def save_kv_layer(
+        self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any
+    ) -> None:
         """Nothing: whole blocks are copied after the forward."""
 
     def wait_for_save(self) -> None:

@@ -39,7 +39,9 @@ def weights_path(vllm_config: VllmConfig) -> Path:
 class Identity:
     """The namespaces of one engine. Fingerprints are made in the background: until then there is no namespace."""
 
-    def __init__(self, vllm_config: VllmConfig, kv_config: KVCacheConfig, groups: Groups, weights_id: str | None) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, kv_config: KVCacheConfig, groups: Groups, weights_id: str | None
+    ) -> None:
         self._config, self._kv_config, self._groups = vllm_config, kv_config, groups
         self._weights: bytes | str | None = weights_id
         self._job: FingerprintJob | None = None
@@ -91,12 +93,18 @@ class Identity:
         return None if digest is None else self._base.with_adapter(lora.lora_name, digest)
 
     def _describe(self, weights: bytes | str) -> Namespace:
-        model, cache, parallel = self._config.model_config, self._config.cache_config, self._config.parallel_config
+        model, cache, parallel = (
+            self._config.model_config,
+            self._config.cache_config,
+            self._config.parallel_config,
+        )
         dtype = str(model.dtype) if cache.cache_dtype == "auto" else str(cache.cache_dtype)
         overrides = hashlib.sha256(repr(model.hf_overrides).encode()).hexdigest()
         architectures = ",".join(model.architectures)
         # How a kernel packs a block may change with the engine's version and the processor's kind.
-        layout = f"vllm {vllm_version};{current_platform.device_name};{_processor()};{describe(self._kv_config)}"
+        layout = (
+            f"vllm {vllm_version};{current_platform.device_name};{_processor()};{describe(self._kv_config)}"
+        )
         return Namespace(
             model=f"{architectures};{model.dtype};{model.quantization};{overrides}",
             weights=weights,

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ...transfers import Reservation
-from .messages import Part, StoreJob, Stored
+from .messages import Part, Stored, StoreJob
 
 
 @dataclass

@@ -37,7 +37,9 @@ def groups_of(config: KVCacheConfig, ranks: int) -> Groups:
     for number, group in enumerate(config.kv_cache_groups):
         kind = get_kv_cache_spec_kind(group.kv_cache_spec)
         if number not in config.prefix_cacheable_group_ids or group.host_resident or group.is_eagle_group:
-            raise UnsupportedEngine(f"cache group {number} ({kind.value}) is not one that a prefix can be stored of")
+            raise UnsupportedEngine(
+                f"cache group {number} ({kind.value}) is not one that a prefix can be stored of"
+            )
         if kind != KVCacheSpecKind.FULL_ATTENTION:
             raise UnsupportedEngine(
                 f"cache group {number} is of kind {kind.value}; this version of Kvarter serves full attention only"
@@ -61,7 +63,10 @@ def _full_group(number: int, group: KVCacheGroupSpec, ranks: int) -> CacheGroup:
 def describe(config: KVCacheConfig) -> str:
     """Everything of the tensors' layout that decides the order and meaning of a block's bytes."""
     specs = [
-        [type(spec).__name__, *(getattr(spec, name, None) for name in ("num_kv_heads", "head_size", "head_size_v"))]
+        [
+            type(spec).__name__,
+            *(getattr(spec, name, None) for name in ("num_kv_heads", "head_size", "head_size_v")),
+        ]
         for group in config.kv_cache_groups
         for spec in iter_layer_specs(group.kv_cache_spec)
     ]
@@ -80,9 +85,13 @@ def blocks_of(config: KVCacheConfig, groups: Groups, tensors: dict[str, torch.Te
         for layer in layers:
             tensor = tensors.get(layer)
             if tensor is None:
-                raise GeometryError(f"group {group.name!r} has layer {layer!r}, and the engine registered no such tensor")
+                raise GeometryError(
+                    f"group {group.name!r} has layer {layer!r}, and the engine registered no such tensor"
+                )
             if tensor.device.type != "cpu":
-                raise UnsupportedEngine(f"layer {layer!r} is on {tensor.device}; this version copies host memory only")
+                raise UnsupportedEngine(
+                    f"layer {layer!r} is on {tensor.device}; this version copies host memory only"
+                )
             regions += _regions(group_kernel_blocks(tensor, config.num_blocks))
         blocks = _core.Blocks(regions, config.num_blocks)
         if blocks.bytes != group.shard_bytes[0]:
@@ -99,7 +108,11 @@ def _regions(tensor: torch.Tensor) -> list[tuple[int, int, int, int, int]]:
     order. Dimension 0 counts blocks."""
     item = tensor.element_size()
     dims = sorted(
-        ((stride * item, size) for stride, size in zip(tensor.stride()[1:], tensor.shape[1:], strict=True) if size > 1),
+        (
+            (stride * item, size)
+            for stride, size in zip(tensor.stride()[1:], tensor.shape[1:], strict=True)
+            if size > 1
+        ),
         reverse=True,
     )
     run = item
@@ -107,7 +120,10 @@ def _regions(tensor: torch.Tensor) -> list[tuple[int, int, int, int, int]]:
         run *= dims.pop()[1]
     segment_stride, segments = dims.pop() if dims else (run, 1)
     offsets = [0]
-    for stride, size in dims:  # whatever is nested deeper than segments of one stride becomes regions of its own
+    for (
+        stride,
+        size,
+    ) in dims:  # whatever is nested deeper than segments of one stride becomes regions of its own
         offsets = [offset + i * stride for offset in offsets for i in range(size)]
     block_stride = tensor.stride(0) * item
     return [(tensor.data_ptr() + offset, block_stride, run, segments, segment_stride) for offset in offsets]

@@ -19,7 +19,7 @@ from ...node import embed
 from ...store import Store
 from ...transfers import Match
 from .identity import Identity
-from .jobs import Job, Jobs
+from .jobs import Jobs
 from .layout import Groups
 from .messages import EMPTY, LoadJob, Part, StepMetadata, WorkerReport
 from .requests import RequestState
@@ -38,7 +38,9 @@ logger = logging.getLogger("kvarter.vllm")
 class SchedulerSide:
     """See the module. `counts` says by reason what was not stored or loaded before it came to the store."""
 
-    def __init__(self, vllm_config: VllmConfig, kv_config: KVCacheConfig, groups: Groups, config: Config) -> None:
+    def __init__(
+        self, vllm_config: VllmConfig, kv_config: KVCacheConfig, groups: Groups, config: Config
+    ) -> None:
         parallel = vllm_config.parallel_config
         self._groups, self._config = groups, config
         self._ranks = parallel.world_size
@@ -126,7 +128,9 @@ class SchedulerSide:
         state = self._states.get(request.request_id)
         if state is None or state.match is None:
             return ()
-        return tuple(n for n, need in zip(self._groups.ids, state.match.blocks, strict=bool(state.match)) if need)
+        return tuple(
+            n for n, need in zip(self._groups.ids, state.match.blocks, strict=bool(state.match)) if need
+        )
 
     # --- storing
 
@@ -157,7 +161,9 @@ class SchedulerSide:
         """Reserves slots for the blocks that `computed` tokens have completed, and hands them to the workers."""
         if table is None or state.ticket is not None or state.computed_unknown:
             return
-        ready = [min(computed, state.request.num_tokens) // g.block_tokens for g in self._groups.geometry.groups]
+        ready = [
+            min(computed, state.request.num_tokens) // g.block_tokens for g in self._groups.geometry.groups
+        ]
         if all(upto <= done for upto, done in zip(ready, state.done, strict=True)):
             return
         if not self._nameable(state, computed) or state.sequence is None:
@@ -251,7 +257,9 @@ class SchedulerSide:
             error = self._identity.error()
             if error is not None and not self._identity_error_logged:
                 self._identity_error_logged = True
-                logger.error("nothing is cached: %s; set weights_id in Kvarter's settings to name the weights", error)
+                logger.error(
+                    "nothing is cached: %s; set weights_id in Kvarter's settings to name the weights", error
+                )
             return False
         try:
             state.extend(namespace, tokens)

@@ -95,11 +95,14 @@ class WorkerSide:
 
     def _submit(self, direction: str, job: StoreJob | LoadJob) -> _Running:
         tickets, own = [], []
-        for part in job.parts if self._attachment is not None else ():
+        attachment = self._attachment
+        if attachment is None:
+            return _Running(job.parts, (), ())
+        for part in job.parts:
             shard = self._rank if part.slots.shape[1] > 1 else 0
             slots = np.ascontiguousarray(part.slots[:, shard])
             checksums = slots["checksum"] if direction == "scatter" else None
-            addresses = self._attachment.addresses(slots)
+            addresses = attachment.addresses(slots)
             blocks = self._blocks[part.group]
             tickets.append(
                 self._engine.submit(direction, blocks, part.engine_blocks, addresses, checksums, job.epoch)
@@ -113,12 +116,16 @@ class WorkerSide:
         for request in self._ended(self._loads):
             running = self._loads.pop(request)
             ok, corrupt = bool(running.tickets), []
-            for at, (part, ticket) in enumerate(zip(running.parts, running.tickets, strict=bool(running.tickets))):
+            for at, (part, ticket) in enumerate(
+                zip(running.parts, running.tickets, strict=bool(running.tickets))
+            ):
                 statuses, _ = self._engine.take(ticket)
                 # Its lease may have run out while it copied: then the slots may have been someone else's.
                 still = self._attachment is not None and self._attachment.unchanged(running.slots[at]).all()
                 ok = ok and bool((statuses == _core.Status.Ok).all()) and bool(still)
-                corrupt += [(part.group, int(b)) for b in np.flatnonzero(statuses == _core.Status.Corrupt) if still]
+                corrupt += [
+                    (part.group, int(b)) for b in np.flatnonzero(statuses == _core.Status.Corrupt) if still
+                ]
             ended.add(request)
             if not ok:
                 failed.add(request)
@@ -150,7 +157,9 @@ class WorkerSide:
         return report
 
     def _ended(self, running: dict[_Key, _Running]) -> list[_Key]:
-        return [key for key, job in running.items() if all(self._engine.poll(ticket) for ticket in job.tickets)]
+        return [
+            key for key, job in running.items() if all(self._engine.poll(ticket) for ticket in job.tickets)
+        ]
 
     def _attach(self, invitation: Invitation) -> None:
         if self._attachment is not None or time.monotonic() < self._next_attempt:
