@@ -36,6 +36,10 @@ void check_extents(std::vector<Extent> extents, const Pool& pool, Findings& find
   for (const Extent& extent : extents) {
     const std::string where =
         "arena " + std::to_string(extent.arena) + " at " + std::to_string(extent.offset);
+    if (extent.arena >= ends.size()) {
+      findings.all.push_back(where + ": there is no such arena");
+      continue;
+    }
     findings.require(ends[extent.arena] == extent.offset, where + ": a gap or an overlap");
     ends[extent.arena] = extent.offset + extent.bytes;
   }

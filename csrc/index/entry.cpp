@@ -114,13 +114,19 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
                                       std::uint32_t depth, Reason& refusal) {
   const auto shards = static_cast<std::uint16_t>(shape.shard_bytes.size());
   // Making room must not evict the very parent this entry leans on: count the child before it exists.
+  // If there is no room, the parent may be a leaf again, and eviction has passed it over meanwhile.
   struct Guard {
-    std::uint32_t* children;
-    ~Guard() {
-      if (children) --*children;
+    Impl& index;
+    std::uint32_t parent;
+    Guard(Impl& i, std::uint32_t p) : index(i), parent(p) {
+      if (parent != kNoRow) ++index.c.children[parent];
     }
-  } guard{parent == kNoRow ? nullptr : &c.children[parent]};
-  if (guard.children) ++*guard.children;
+    ~Guard() {
+      if (parent == kNoRow) return;
+      --index.c.children[parent];
+      index.offer_victim(parent);
+    }
+  } guard{*this, parent};
   while (free_rows.empty() || free_records.size() < shards)
     if (!evict_one()) {
       refusal = Reason::kNoSpace;

@@ -17,6 +17,11 @@ std::vector<Reserved> Index::reserve(const Chain& chain, const Range& range, Sha
     throw std::invalid_argument("shards " + std::to_string(shards.first) + " to " +
                                 std::to_string(shards.first + shards.count) + " of group " +
                                 std::to_string(range.group) + ", which has " + std::to_string(all));
+  if (range.count > 0) {  // misuse throws here, before anything is reserved
+    const std::uint64_t first = range.first - (shape.chained && range.first > 0);
+    x.key_at(chain, shape, range.group, first);
+    x.key_at(chain, shape, range.group, range.first + range.count - 1);
+  }
   std::vector<Reserved> results(range.count);
   for (std::uint64_t i = 0; i < range.count; ++i) {
     Reserved& result = results[i];
@@ -104,13 +109,16 @@ void Index::complete(std::span<const Handle> handles, std::uint32_t shard, std::
   }
 }
 
-void Index::abort(std::span<const Handle> handles) {
+void Index::abort(std::span<const Handle> handles, Shards shards) {
   const std::lock_guard lock(impl_->mutex);
   for (const Handle handle : handles) {
     const std::uint32_t row = impl_->row_of(handle);
     const auto flight = row == kNoRow ? impl_->flights.end() : impl_->flights.find(row);
     if (flight == impl_->flights.end()) continue;
-    for (Writer& writer : flight->second.writers) writer.writing = false;
+    std::vector<Writer>& writers = flight->second.writers;
+    const std::size_t end = shards.count ? std::size_t{shards.first} + shards.count : writers.size();
+    for (std::size_t s = shards.count ? shards.first : 0; s < std::min(end, writers.size()); ++s)
+      writers[s].writing = false;
     if (flight->second.doom == Reason::kNone)
       impl_->doom(row, Reason::kAborted);
     else
@@ -176,8 +184,13 @@ void Index::Impl::doom(std::uint32_t top, Reason reason) {
 
 void Index::Impl::quarantine(std::uint32_t row) {
   if (flights.at(row).doom == Reason::kNone) doom(row, Reason::kExpired);
-  const auto flight = flights.find(row);
+  auto flight = flights.find(row);
   if (flight == flights.end()) return;  // nobody was writing
+  // A fence for another slot of the same epoch may have been acknowledged before: none will be sent again.
+  for (Writer& writer : flight->second.writers) writer.writing &= writer.epoch >= fenced[writer.owner];
+  settle(row);
+  flight = flights.find(row);
+  if (flight == flights.end()) return;
   set_state(row, RowState::kQuarantined);
   for (std::uint32_t at = c.slot[row]; at != kNoRow; at = c.next_shard[at])
     mark(records[at], SlotState::kQuarantined);

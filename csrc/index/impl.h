@@ -77,6 +77,7 @@ struct Index::Impl {
   std::uint64_t held_bytes = 0;
   std::unordered_map<std::uint32_t, Flight> flights;  // by row
   std::unordered_map<Owner, std::uint64_t> epochs;
+  std::unordered_map<Owner, std::uint64_t> fenced;  // the first epoch that is not acknowledged yet
   struct Victim {
     std::uint64_t last_use;
     std::uint32_t row;

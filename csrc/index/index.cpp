@@ -144,8 +144,9 @@ std::vector<FenceRequest> Index::tick() {
   std::vector<std::uint32_t> late;
   for (const auto& [row, flight] : x.flights)
     if (flight.deadline <= now && x.state(row) != RowState::kQuarantined) late.push_back(row);
-  for (const std::uint32_t row : late)
-    if (x.flights.contains(row)) x.quarantine(row);  // not if it went with its parent
+  // Deepest first: each is given up for its own lateness, and before its parent takes it along.
+  std::ranges::sort(late, std::ranges::greater{}, [&](std::uint32_t row) { return x.c.depth[row]; });
+  for (const std::uint32_t row : late) x.quarantine(row);
   x.sweep();
   std::vector<FenceRequest> fences;
   for (const auto& [row, flight] : x.flights)
@@ -157,7 +158,9 @@ std::vector<FenceRequest> Index::tick() {
 
 void Index::fenced(Owner owner, std::uint64_t epoch) {
   const std::lock_guard lock(impl_->mutex);
-  impl_->end_writers(owner, std::min(epoch, ~std::uint64_t{0} - 1));
+  epoch = std::min(epoch, ~std::uint64_t{0} - 1);
+  impl_->fenced[owner] = std::max(impl_->fenced[owner], epoch + 1);
+  impl_->end_writers(owner, epoch);
 }
 
 void Index::owner_dead(Owner owner) {

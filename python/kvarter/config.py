@@ -55,7 +55,7 @@ class Config(BaseModel):
     )
     copy_threads: int = Field(0, ge=0, le=64, description="Threads that copy; 0: in the engine's own thread")
     copy_member: Literal["host", "faulty"] = Field("host", description="Which copy engine")
-    faults: Faults = Field(Faults(), description="For the faulty copy engine")
+    faults: Faults = Field(Faults.model_validate({}), description="For the faulty copy engine")
 
     @classmethod
     def from_engine(cls, settings: Mapping[str, Any]) -> Config:

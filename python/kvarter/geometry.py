@@ -161,7 +161,7 @@ class Geometry:
     def boundary(self, resident: Resident, limit: int) -> int:
         """The largest aligned boundary of at most `limit` tokens that all required groups can serve; 0: none."""
         align = self.alignment
-        boundary, agreed = limit // align * align, -1
+        boundary, agreed = max(limit, 0) // align * align, -1
         while boundary != agreed:  # until one pass over all groups lowers nothing
             agreed = boundary
             for number, group in enumerate(self.groups):

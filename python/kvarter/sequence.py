@@ -46,24 +46,26 @@ class Sequence:
             )
         self = cls(namespace)
         self._first_unit, self._parent = first_unit, parent
+        if first_unit:
+            self._last = parent
         self._append(np.ascontiguousarray(digests, np.uint8).reshape(-1, 32))
         return self
 
     def extend(self, tokens: Iterable[int] | memoryview, extras: Seq[Extra] = ()) -> None:
-        """Appends tokens. `extras` may only name units that were not complete before; units count from token 0."""
-        self._rest.extend(tokens)
+        """Appends tokens, none if it raises. `extras` name units that get complete here, counted from token 0."""
+        rest = self._rest[:]
+        rest.extend(tokens)
         unit_tokens, done = self.namespace.unit_tokens, self._first_unit + self._units
-        full = len(self._rest) // unit_tokens
+        full = len(rest) // unit_tokens
         if any(unit < done or unit >= done + full for unit, *_ in extras):
             raise ValueError(
                 f"extras for units {[e[0] for e in extras]}; this call completes units {done} to {done + full}"
             )
         if full:
             here = [(unit - done, tag, offset, value) for unit, tag, offset, value in extras]
-            self._append(
-                _core.chain_digests(self._rest[: full * unit_tokens], unit_tokens, self._last, here or None)
-            )
-            del self._rest[: full * unit_tokens]
+            tokens = rest[: full * unit_tokens]
+            self._append(_core.chain_digests(tokens, unit_tokens, self._last, here or None))
+        self._rest = rest[full * unit_tokens :]
 
     def in_namespace(self, namespace: Namespace) -> Sequence:
         """The same tokens in another namespace of the same hash units; digests do not depend on the rest of it."""
@@ -73,7 +75,6 @@ class Sequence:
             )
         other = copy.copy(self)
         other.namespace = namespace
-        other._rest = self._rest[:]
         other._buffer = self._buffer.copy()
         return other
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -66,7 +65,7 @@ class Store:
         self.pool = _core.Pool(dram, dram, populate)
         self.index = _core.Index(self.pool, self._clock, slots, hold_share)
         self._spaces: dict[bytes, tuple[int, Geometry]] = {}
-        self._holds: dict[str, int] = {}
+        self._holds: OrderedDict[str, tuple[int, int]] = OrderedDict()  # (lease, deadline), the oldest first
         self._hints: OrderedDict[str, Hint] = OrderedDict()
         self._ticks_elsewhere = False
         self._not_worthwhile = 0
@@ -112,6 +111,7 @@ class Store:
         """
         self._tick()
         ns, geometry = self._space(sequence.namespace)
+        self._forget_ended_holds()
         if request is not None:
             self.drop_hold(request)
         limit = sequence.num_tokens - 1 if limit is None else limit
@@ -120,13 +120,10 @@ class Store:
         boundary = geometry.boundary(resident, min(limit, sequence.units * geometry.unit_tokens))
         if boundary <= have_tokens:
             return Match(sequence, 0, have_tokens, ())
-        blocks = []
-        for number, (group, need) in enumerate(
-            zip(geometry.groups, geometry.blocks_at(boundary), strict=True)
-        ):
-            if not group.required and not all(self.index.contains(chain, number, block) for block in need):
-                need = range(0)
-            blocks.append(range(max(need.start, have_tokens // group.block_tokens), need.stop))
+        blocks = [
+            range(max(need.start, have_tokens // group.block_tokens), need.stop)
+            for group, need in zip(geometry.groups, self._needed(geometry, chain, boundary), strict=True)
+        ]
         if not self._load_policy.worthwhile(boundary - have_tokens, geometry.bytes_at(blocks)):
             self._not_worthwhile += 1
             return Match(sequence, 0, have_tokens, ())
@@ -136,14 +133,27 @@ class Store:
             nbytes = geometry.bytes_at(geometry.blocks_at(boundary))
             status, hold = self.index.lease(chain, ranges, _core.LeaseKind.Hold, owner, deadline, nbytes)
             if status == _core.Status.Ok:
-                self._holds[request] = hold
+                self._holds[request] = (hold, deadline)
         return Match(sequence, boundary, have_tokens, tuple(blocks))
+
+    def _needed(self, geometry: Geometry, chain: _core.Chain, boundary: int) -> list[range]:
+        """The blocks of each group at `boundary`; of an optional one only if all are there."""
+        needed = list(geometry.blocks_at(boundary))
+        for number, group in enumerate(geometry.groups):
+            if not group.required and not all(self.index.contains(chain, number, b) for b in needed[number]):
+                needed[number] = range(0)
+        return needed
 
     def drop_hold(self, request: str) -> None:
         """Ends the hold of an earlier match of this request, if there is one."""
-        hold = self._holds.pop(request, None)
-        if hold is not None:
-            self.index.release(hold, _core.Outcome.Unused)
+        lease, _ = self._holds.pop(request, (None, 0))
+        if lease is not None:
+            self.index.release(lease, _core.Outcome.Unused)
+
+    def _forget_ended_holds(self) -> None:
+        now = self._clock.now()
+        while self._holds and (oldest := next(iter(self._holds.items())))[1][1] <= now:
+            self._holds.pop(oldest[0], None)
 
     def load(self, match: Match, deadline: float, *, request: str | None = None, owner: int = 0) -> Ticket:
         """Leases the match's blocks for `deadline` seconds. The ticket's status is NotFound when one is gone."""
@@ -205,9 +215,12 @@ class Store:
         boundary = geometry.boundary(
             _Resident(self.index, chain), min(limit, sequence.units * geometry.unit_tokens)
         )
-        ranges = [(g, need.start, len(need)) for g, need in enumerate(geometry.blocks_at(boundary)) if need]
+        if not boundary:
+            return None
+        needed = self._needed(geometry, chain, boundary)
+        ranges = [(g, need.start, len(need)) for g, need in enumerate(needed) if need]
         status, pin = self.index.lease(chain, ranges, _core.LeaseKind.Pin, 0, self._deadline(ttl), 0)
-        return pin if boundary and status == _core.Status.Ok else None
+        return pin if status == _core.Status.Ok else None
 
     def unpin(self, pin: int) -> bool:
         """Ends a pin; False when its time was over already."""
@@ -262,5 +275,4 @@ class Store:
     def close(self) -> None:
         """Ends all holds. The memory goes with the last reference."""
         for request in list(self._holds):
-            with contextlib.suppress(KeyError):
-                self.drop_hold(request)
+            self.drop_hold(request)

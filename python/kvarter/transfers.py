@@ -125,7 +125,7 @@ class Reservation:
     def blocks(self, group: int) -> npt.NDArray[np.int64]:
         """Numbers of the granted blocks of a group."""
         asked, _, _, handles, _ = self._parts[group]
-        return np.arange(asked.start, asked.stop, dtype=np.int64)[handles != 0]
+        return asked.start + np.flatnonzero(handles).astype(np.int64)
 
     def slots(self, group: int) -> Slots:
         """Slots [granted blocks, shards] of a group, for the caller's shards."""
@@ -149,8 +149,8 @@ class Reservation:
         self._index.complete(self.handles, shard, ok, checksums)
 
     def abort(self) -> None:
-        """Gives all of it up. No writer may touch the slots any more."""
-        self._index.abort(self.handles)
+        """Gives all of it up. The caller's writers may touch the slots no more; other owners' still may."""
+        self._index.abort(self.handles, (self._first_shard, self._shards))
 
 
 class _Resident:

@@ -192,8 +192,9 @@ class Index {
   // up. A handle that is no longer in flight is ignored, or ends its quarantine.
   void complete(std::span<const Handle> handles, std::uint32_t shard, std::span<const std::uint8_t> ok,
                 std::span<const std::uint64_t> checksums);
-  // Gives the entries up. REQUIRES: no writer touches their slots any more.
-  void abort(std::span<const Handle> handles);
+  // Gives the entries up. Slots of other shards stay until their writers have reported. REQUIRES: no writer
+  // touches the slots of `shards` any more.
+  void abort(std::span<const Handle> handles, Shards shards = {});
   bool resident(Handle handle) const;
 
   // --- endings
