@@ -60,7 +60,13 @@ class World:
         self.node, self.invitation = embed(self.store, "engine", str(directory))
         self.owner = self.node.open_engine("engine", 1)
         self.namespace = Namespace(
-            model="m", weights="w", kv_dtype="f16", layout="l", groups=(GROUP,), unit_tokens=16, shard_grid=(("tp", 1),)
+            model="m",
+            weights="w",
+            kv_dtype="f16",
+            layout="l",
+            groups=(GROUP,),
+            unit_tokens=16,
+            shard_grid=(("tp", 1),),
         )
         self.workers: list[subprocess.Popen[str]] = []
 
@@ -87,7 +93,9 @@ class World:
 
     def give(self, worker: "subprocess.Popen[str]", number: int, blocks: int) -> Any:
         """Reserves blocks for ten seconds of the clock and has the worker write them."""
-        reservation = self.store.reserve(self.sequence(number, blocks), {0: range(blocks)}, 10.0, owner=self.owner)
+        reservation = self.store.reserve(
+            self.sequence(number, blocks), {0: range(blocks)}, 10.0, owner=self.owner
+        )
         assert len(reservation) == blocks
         assert worker.stdin is not None
         slots = [tuple(map(int, slot)) for slot in reservation.slots(0)[:, 0]]
@@ -159,7 +167,9 @@ def test_a_stopped_writer_keeps_its_slots_in_quarantine_until_it_is_killed(world
     world.until(lambda: world.ledger("quarantined") == 0)
 
 
-def test_a_killed_writer_frees_its_reservations_although_a_forked_child_keeps_the_socket(world: World) -> None:
+def test_a_killed_writer_frees_its_reservations_although_a_forked_child_keeps_the_socket(
+    world: World,
+) -> None:
     worker = world.worker(delay=600, fork=True)
     world.give(worker, 1, 4)
     assert world.ledger("reserved") == 4 * BLOCK
