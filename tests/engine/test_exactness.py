@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from kvarter.demo import engine
 
@@ -18,6 +19,12 @@ def the_store() -> Any:
 
     (store,) = stores()
     return store
+
+
+def series(name: str, label: str) -> dict[str, float]:
+    """Values of one Prometheus series by one of its labels."""
+    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples if sample.name == name]
+    return {sample.labels[label]: sample.value for sample in samples}
 
 
 def idle(llm: Any) -> dict[str, int]:
@@ -133,9 +140,13 @@ def test_failed_and_corrupt_loads_become_recomputes_and_heal(
         assert tokens(engine.ask(llm, asked, 12)) == expected
         engine.drop_prefix_cache(llm)
     stats = idle(llm)
-    counts = llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler.counts
-    assert counts["failed_loads"] > 0
-    assert stats["loaded"] > 0
+    tokens_by = series("kvarter_tokens_total", "outcome")
+    assert tokens_by["failed"] > 0
+    assert tokens_by["loaded"] > 0
+    assert tokens_by["matched"] == tokens_by["loaded"] + tokens_by["failed"]
+    assert tokens_by["matched"] == engine.counter(llm, "vllm:external_prefix_cache_hits")
+    states = series("kvarter_bytes", "state")
+    assert states.pop("capacity") == sum(states.values())
     assert stats["corrupt"] > 0 if "flip_every" in fault else stats["failed"] > 0
     assert stats["leased"] == stats["loaded"] + stats["load_failed"] + stats["load_expired"]
 
