@@ -4,10 +4,13 @@ from collections.abc import Callable, Iterator
 
 from report import Row, Run
 
-from . import copy, hash, store
+from . import copy, evict, hash, match, pool, store
 
 WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "hash": hash.run,
     "copy": copy.run,
     "store": store.run,
+    "match": match.run,
+    "evict": evict.run,
+    "pool": pool.run,
 }
