@@ -19,7 +19,7 @@ UNIT = 16
 
 
 class Cache:
-    """A store, its pool as a worker maps it, and an engine's memory of two batches. Puts always have to evict."""
+    """A store, its pool as a worker maps it, and an engine's memory of two batches. Each put has to evict."""
 
     def __init__(self, run: Run, block: int, segment: int, batch: int, dram: int) -> None:
         self.run, self.block, self.batch = run, block, batch

@@ -73,6 +73,7 @@ struct Index::Impl {
   std::uint32_t sweep_at = 0;
   std::uint64_t next_entry = 1, next_lease = 1, version = 1;
   std::vector<Namespace> namespaces;
+  std::uint32_t closed = 0;  // of the namespaces: a tick with nothing to sweep is a few instructions
   std::unordered_map<LeaseId, Lease> leases;
   std::uint64_t held_bytes = 0;
   std::unordered_map<std::uint32_t, Flight> flights;  // by row

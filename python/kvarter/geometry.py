@@ -9,7 +9,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import lcm
+from operator import mul
 from typing import Protocol
 
 from .errors import GeometryError
@@ -127,7 +129,7 @@ class Geometry:
                     f"{self.unit_tokens}; one must be a multiple of the other"
                 )
 
-    @property
+    @cached_property
     def alignment(self) -> int:
         """Boundaries are multiples of this many tokens."""
         return lcm(self.unit_tokens, *(group.block_tokens for group in self.groups if group.required))
@@ -177,4 +179,8 @@ class Geometry:
 
     def bytes_at(self, blocks: Sequence[range]) -> int:
         """Payload bytes of these blocks of each group, all shards together."""
-        return sum(len(need) * sum(group.shard_bytes) for group, need in zip(self.groups, blocks, strict=True))
+        return sum(map(mul, map(len, blocks), self._block_bytes))
+
+    @cached_property
+    def _block_bytes(self) -> tuple[int, ...]:
+        return tuple(sum(group.shard_bytes) for group in self.groups)
