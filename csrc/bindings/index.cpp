@@ -219,7 +219,8 @@ void register_index(py::module_& m) {
           py::arg("handles"), py::arg("shard"), py::arg("ok"), py::arg("checksums"))
       .def(
           "abort",
-          [](Index& index, const Array<std::uint64_t>& handles, std::pair<std::uint32_t, std::uint32_t> shards) {
+          [](Index& index, const Array<std::uint64_t>& handles,
+             std::pair<std::uint32_t, std::uint32_t> shards) {
             index.abort(view(handles), {shards.first, shards.second});
           },
           py::arg("handles"), py::arg("shards") = std::pair(0, 0))

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from prometheus_client import REGISTRY
 
 from kvarter.demo import engine
 
@@ -18,6 +19,12 @@ def the_store() -> Any:
 
     (store,) = stores()
     return store
+
+
+def series(name: str, label: str) -> dict[str, float]:
+    """Values of one Prometheus series by one of its labels."""
+    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples if sample.name == name]
+    return {sample.labels[label]: sample.value for sample in samples}
 
 
 def idle(llm: Any) -> dict[str, int]:
@@ -133,9 +140,13 @@ def test_failed_and_corrupt_loads_become_recomputes_and_heal(
         assert tokens(engine.ask(llm, asked, 12)) == expected
         engine.drop_prefix_cache(llm)
     stats = idle(llm)
-    counts = llm.llm_engine.engine_core.engine_core.scheduler.connector._scheduler.counts
-    assert counts["failed_loads"] > 0
-    assert stats["loaded"] > 0
+    tokens_by = series("kvarter_tokens_total", "outcome")
+    assert tokens_by["failed"] > 0
+    assert tokens_by["loaded"] > 0
+    assert tokens_by["matched"] == tokens_by["loaded"] + tokens_by["failed"]
+    assert tokens_by["matched"] == engine.counter(llm, "vllm:external_prefix_cache_hits")
+    states = series("kvarter_bytes", "state")
+    assert states.pop("capacity") == sum(states.values())
     assert stats["corrupt"] > 0 if "flip_every" in fault else stats["failed"] > 0
     assert stats["leased"] == stats["loaded"] + stats["load_failed"] + stats["load_expired"]
 
@@ -174,3 +185,39 @@ def test_salts_separate_and_a_new_epoch_finds_nothing_of_the_old(
     assert cached(None) == 288
     assert the_store().stats()["invalidated"] > 0
     idle(llm)
+
+
+def _shift(model: Any) -> None:
+    import torch
+
+    torch.manual_seed(1)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.add_(torch.randn_like(weight) * 0.02)
+
+
+def test_after_a_weight_update_with_stores_under_way_nothing_of_the_old_weights_is_served(
+    start: Any, prompts: Any, truth: Any
+) -> None:
+    from vllm import SamplingParams
+
+    asked = prompts(3, 300, seed=10)
+    llm = start("llama", blocks=64, block_size=32, kv=truth.config(**DELAYED))
+
+    def answers(salt: str | None = None) -> list[list[int]]:
+        extra = {"cache_salt": salt} if salt else {}
+        sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        out = llm.generate([{"prompt_token_ids": p, **extra} for p in asked], sampling, use_tqdm=False)
+        return [list(o.outputs[0].token_ids) for o in out]
+
+    old = answers()
+    assert the_store().stats()["in_flight"] > 0
+    llm.apply_model(_shift)
+    assert llm.reset_prefix_cache(reset_connector=True)
+    new = answers(salt="computed, whatever is stored")
+    assert new != old
+    for _ in range(2):
+        assert answers() == new
+        engine.drop_prefix_cache(llm)
+    assert idle(llm)["loaded"] >= 3 * 9
+    assert truth.torn == 0

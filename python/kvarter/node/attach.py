@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 from pathlib import Path
 from typing import NamedTuple
 
@@ -34,12 +35,26 @@ def embed(store: Store, engine: str, directory: str | None = None) -> tuple[_cor
     where = Path(directory or _core.default_directory())
     name = hashlib.sha256(engine.encode()).hexdigest()[:16]
     path = str(where / f"{os.getpid()}-{name}.sock")
+    _sweep(where)
     try:
         node = _core.EmbeddedNode(store.index, store.exports(), path, TICK_MS)
     except (_core.NodeError, OSError, ValueError) as error:
         raise AttachError(f"no socket for workers at {path}: {error}") from None
     store.delegate_ticks()
     return node, Invitation(path, engine, _core.LAYOUT_VERSION)
+
+
+def _sweep(directory: Path) -> None:
+    """Removes sockets that killed nodes left: those that nobody listens on. Asks the socket, not a process id, which
+    may be of another namespace."""
+    for left in directory.glob("*.sock"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            try:
+                probe.connect(str(left))
+            except ConnectionRefusedError:
+                left.unlink(missing_ok=True)
+            except OSError:
+                continue
 
 
 class Attachment:

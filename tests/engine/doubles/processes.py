@@ -1,4 +1,4 @@
-"""A multi-process engine with Kvarter, run by test_start.py: prompts in, tokens and counters out, as JSON."""
+"""A multi-process engine with Kvarter, by its name alone, run by test_start.py: prompts in, tokens and counters out, as JSON."""
 
 import json
 import os
@@ -24,7 +24,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         config = {
             "kv_connector": "KvarterConnector",
-            "kv_connector_module_path": "kvarter.connectors.vllm",
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
             "kv_connector_extra_config": {"dram": "64MiB", "directory": directory},

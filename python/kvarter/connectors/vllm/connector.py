@@ -20,6 +20,7 @@ from ...errors import UnsupportedEngine
 from ...store import Store
 from .layout import groups_of
 from .messages import EMPTY, StepMetadata, WorkerReport
+from .metrics import Series, Stats
 from .scheduler import SchedulerSide
 from .worker import WorkerSide
 
@@ -181,6 +182,23 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
         return self._worker.report() if self._worker else None
 
     # --- both
+
+    def get_kv_connector_stats(self) -> Stats | None:
+        return self._scheduler.stats() if self._scheduler else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> Stats:
+        return Stats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> Series:
+        return Series(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     def shutdown(self) -> None:
         if self._scheduler:

@@ -31,6 +31,7 @@ class RequestState:
     match: Match | None = None
     match_key: tuple[int, int, int] = (-1, -1, -1)  # what the memoised match depends on
     ticket: Ticket | None = None  # an open load
+    external_tokens: int = 0  # that the engine counts as hits of that load
     never_match: bool = False  # a load of this request has failed
     computed_unknown: bool = False  # its load has failed, and the engine has not scheduled it since
 

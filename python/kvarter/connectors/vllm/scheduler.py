@@ -22,6 +22,7 @@ from .identity import Identity
 from .jobs import Jobs
 from .layout import Groups
 from .messages import EMPTY, LoadJob, Part, StepMetadata, WorkerReport
+from .metrics import Meter, Stats
 from .requests import RequestState
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ logger = logging.getLogger("kvarter.vllm")
 
 
 class SchedulerSide:
-    """See the module. `counts` says by reason what was not stored or loaded before it came to the store."""
+    """See the module. `tokens` counts matches by outcome, `requests` by what happened to them."""
 
     def __init__(
         self, vllm_config: VllmConfig, kv_config: KVCacheConfig, groups: Groups, config: Config
@@ -60,7 +61,11 @@ class SchedulerSide:
         self._loads: dict[str, RequestState] = {}  # open loads, also of requests that are gone
         self._new_loads: list[LoadJob] = []
         self._jobs = Jobs(groups.ids, self._ranks, config.store_seconds)
-        self.counts: Counter[str] = Counter()
+        self.tokens: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
+        self._null_blocks = 0
+        self._stall_seconds = 0.0
+        self._meter, self._changed = Meter(), False
 
     def bind_block_pool(self, pool: object) -> None:
         self._jobs.bind(pool)
@@ -108,7 +113,8 @@ class SchedulerSide:
             match = None
         parts: tuple[Part, ...] = ()
         self._loads[rid] = state
-        self.counts["matched_tokens"] += external_tokens
+        self.tokens["matched"] += external_tokens
+        state.external_tokens = external_tokens
         if match is not None:
             state.ticket = self.store.load(match, self._config.load_seconds, request=rid, owner=self._owner)
             if state.ticket.status == _core.Status.Ok:
@@ -173,12 +179,13 @@ class SchedulerSide:
             first = 0 if group in state.retry else state.done[group]
             upto = min(ready[group], len(table[number]))
             null = next((b for b in range(first, upto) if table[number][b] == 0), upto)
-            self.counts["null_block"] += upto - null
+            self._null_blocks += upto - null
             wanted[group] = range(first, null)
             state.done[group] = max(state.done[group], upto)
         reservation = self.store.reserve(
             state.sequence, wanted, self._config.store_seconds, owner=self._owner
         )
+        self._changed = True
         state.retry = {group for group in wanted if reservation.refused(group, "no_parent")}
         if len(reservation):
             self._jobs.add(reservation, table, self.store.index.epoch(self._owner))
@@ -201,7 +208,8 @@ class SchedulerSide:
     def update(self, output: KVConnectorOutput) -> None:
         report = output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
-            self.counts["store_stall_microseconds"] += int(report.stall_seconds * 1e6)
+            self._changed = True
+            self._stall_seconds += report.stall_seconds
             for job, stored in report.stored.items():
                 self._jobs.finish(job, stored)
             for rid, loaded in report.loaded.items():
@@ -217,14 +225,34 @@ class SchedulerSide:
 
     def _end_load(self, state: RequestState, failed: bool) -> None:
         ticket, state.ticket = state.ticket, None
-        outcome = _core.Outcome.Failed if failed else _core.Outcome.Loaded
-        if ticket is not None:
-            ticket.finish(outcome)
-        self.counts["failed_loads" if failed else "loads"] += 1
+        in_time = ticket is not None and ticket.finish(_core.Outcome.Failed if failed else _core.Outcome.Loaded)
+        expired = failed and ticket is not None and ticket.status == _core.Status.Ok and not in_time
+        outcome = "expired" if expired else "failed" if failed else "loaded"
+        self.tokens[outcome] += state.external_tokens
+        self.requests[outcome] += 1
+        self._changed = True
         state.match = None
         if failed:
             state.never_match = state.computed_unknown = True
             state.restart()
+
+    def stats(self) -> Stats | None:
+        """What changed since the last call; None when nothing can have."""
+        if not self._changed:
+            return None
+        self._changed = False
+        blocks = {name: float(value) for name, value in self.store.index.counters().items() if name not in _LEVELS}
+        moved = {name: blocks.pop(f"{name}_bytes") for name in ("stored", "loaded", "evicted")}
+        blocks["null_block"] = self._null_blocks
+        totals = {
+            "tokens": dict(self.tokens),
+            "requests": dict(self.requests),
+            "blocks": blocks,
+            "bytes_moved": moved,
+            "seconds": {"store_stall": self._stall_seconds},
+        }
+        ledger = {name: float(value) for name, value in self.store.index.ledger().items()}
+        return self._meter.read(totals, {"bytes": ledger})
 
     def reset(self) -> bool:
         """The weights changed: a new epoch, under which nothing stored so far is ever found."""
@@ -253,7 +281,7 @@ class SchedulerSide:
             return False
         namespace = self._identity.namespace(state.request.lora_request)
         if namespace is None:
-            self.counts["identity_unknown"] += 1
+            self.requests["identity_unknown"] += 1
             error = self._identity.error()
             if error is not None and not self._identity_error_logged:
                 self._identity_error_logged = True
@@ -265,10 +293,11 @@ class SchedulerSide:
             state.extend(namespace, tokens)
         except ValueError as error:
             state.uncacheable = str(error)
-            self.counts["uncacheable_request"] += 1
+            self.requests["uncacheable"] += 1
             logger.warning("request %s is not cached: %s", state.request.request_id, error)
             return False
         return True
 
 
+_LEVELS = {"in_flight", "resident_blocks", "leased_now"}  # go up and down: the ledger shows them in bytes
 _NO_MATCH = Match(None, 0, 0, ())  # type: ignore[arg-type]
