@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -390,5 +390,10 @@ class StoreMachine(RuleBasedStateMachine):
         assert ledger["evictable"] == ledger["resident"]
 
 
-StoreMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=50, deadline=None)
+StoreMachine.TestCase.settings = settings(
+    max_examples=40,
+    stateful_step_count=50,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],  # says something about the machine that runs it
+)
 TestStore = StoreMachine.TestCase
