@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
 
@@ -13,6 +13,9 @@ from . import _core
 from .errors import ConfigError
 
 MIN_DRAM = 2 << 20
+MAX_BLOCKS = (1 << 32) - 2  # as csrc/include/kvarter/index.h has it
+
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
 def disabled() -> bool:
@@ -25,7 +28,7 @@ class Faults(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    delay: float = Field(0.0, ge=0, description="Seconds before each block")
+    delay: float = Field(0.0, ge=0, le=1e6, description="Seconds before each block")
     fail_every: int = Field(0, ge=0, description="Every n-th block fails; 0: none")
     flip_every: int = Field(0, ge=0, description="Every n-th block has one byte flipped; 0: none")
 
@@ -36,22 +39,22 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dram: ByteSize | None = Field(
-        None, description="Payload memory of the pool; default a quarter of what is allowed"
+        None, ge=MIN_DRAM, description="Payload memory of the pool; default a quarter of what is allowed"
     )
     max_blocks: int | None = Field(
-        None, gt=0, description="Blocks (times shards) that the pool can hold records of"
+        None, gt=0, le=MAX_BLOCKS, description="Blocks (times shards) that the pool can hold records of"
     )
     weights_id: str | None = Field(
-        None, description="Names the weights instead of a fingerprint of their files"
+        None, min_length=1, description="Names the weights instead of a fingerprint of their files"
     )
     directory: str | None = Field(
         None, description="Owner-only directory of the socket that workers attach to"
     )
-    hold_seconds: float = Field(2.0, gt=0, description="How long a match stays true without being loaded")
-    load_seconds: float = Field(10.0, gt=0, description="A load that takes longer becomes a recompute")
-    store_seconds: float = Field(60.0, gt=0, description="A store that takes longer is given up")
-    flush_seconds: float = Field(
-        10.0, gt=0, description="Longest wait for a copy whose source is about to be reused"
+    hold_seconds: Seconds = Field(2.0, description="How long a match stays true without being loaded")
+    load_seconds: Seconds = Field(10.0, description="A load that takes longer becomes a recompute")
+    store_seconds: Seconds = Field(60.0, description="A store that takes longer is given up")
+    flush_seconds: Seconds = Field(
+        10.0, description="Longest wait for a copy whose source is about to be reused"
     )
     copy_threads: int = Field(0, ge=0, le=64, description="Threads that copy; 0: in the engine's own thread")
     copy_member: Literal["host", "faulty"] = Field("host", description="Which copy engine")
@@ -65,17 +68,22 @@ class Config(BaseModel):
         except ValidationError as error:
             raise ConfigError("; ".join(_sentence(dict(e)) for e in error.errors())) from None
 
-    def pool_bytes(self, sharers: int = 1) -> int:
-        """`dram`, or a quarter of the cgroup's limit (of the memory available where there is none) over `sharers`."""
+    def pool_bytes(self, sharers: int = 1, root: str = "") -> int:
+        """`dram`, or a quarter of the cgroup's limit (of the memory available where there is none) over `sharers`.
+
+        root: stands before /proc and /sys; a directory of a test's own.
+        """
         if self.dram is not None:
             return int(self.dram)
-        limits = _core.memory_limits()
+        limits = _core.memory_limits(root)
         allowed = limits["cgroup_limit"] or limits["available"]
         return max(min(allowed, limits["available"]) // 4 // sharers, MIN_DRAM)
 
 
 def _sentence(error: dict[str, Any]) -> str:
     name = ".".join(str(part) for part in error["loc"])
+    if error["type"].startswith("byte_size"):
+        return f"{name}={error['input']!r}: expected a number of bytes, or a size such as '4GiB'"
     if error["type"] != "extra_forbidden":
         return f"{name}={error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
     known = Faults.model_fields if name.startswith("faults.") else Config.model_fields
