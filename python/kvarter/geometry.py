@@ -103,6 +103,14 @@ class CacheGroup:
             *(self.required, self.replicated, len(self.shard_bytes), *self.shard_bytes),
         )
 
+    def shard_of(self, rank: int) -> int:
+        """Which of a block's shards is a rank's."""
+        return 0 if self.replicated else rank
+
+    def written_by(self, rank: int) -> bool:
+        """Whether a rank stores its shard: of what all ranks have alike, the first one does."""
+        return rank == 0 or not self.replicated
+
     def blocks_at(self, boundary: int) -> range:
         """The blocks that this group needs at `boundary` tokens, a multiple of `block_tokens`."""
         end = -(-max(boundary - self.replay_tokens, 0) // self.block_tokens)
@@ -188,7 +196,9 @@ class Geometry:
         if isinstance(group.lifetime, Full):
             have = resident.leading(number, len(need))
             return boundary if have == len(need) else have * group.block_tokens + group.replay_tokens
-        if isinstance(group.lifetime, Chunked):  # how far back it reaches depends on where it is: step by step
+        if isinstance(
+            group.lifetime, Chunked
+        ):  # how far back it reaches depends on where it is: step by step
             return boundary if resident.last_run(number, need.stop, len(need)) == need.stop else boundary - 1
         skipped = boundary // group.block_tokens - need.stop  # whole blocks that the engine replays
         # Where the window is cut off by token 0 the run is shorter; last_run knows that from its end alone.
@@ -202,7 +212,9 @@ class Geometry:
             for group in self.groups
         )
 
-    def kept_blocks(self, number: int, first: int, upto: int, kept: Collection[int], dense_from: int) -> list[int]:
+    def kept_blocks(
+        self, number: int, first: int, upto: int, kept: Collection[int], dense_from: int
+    ) -> list[int]:
         """Those of blocks [first, upto) of a group that some kept boundary needs: one of `kept`, or any aligned
         boundary above `dense_from` tokens. `Full` groups need all."""
         group = self.groups[number]
@@ -210,7 +222,9 @@ class Geometry:
             return list(range(first, upto))
         align = self.alignment
         reach = upto * group.block_tokens + max(getattr(group.lifetime, "tokens", 0), align) + align
-        dense = range(max(dense_from // align, first * group.block_tokens // align) * align + align, reach + 1, align)
+        dense = range(
+            max(dense_from // align, first * group.block_tokens // align) * align + align, reach + 1, align
+        )
         needed: set[int] = set()
         for boundary in (*kept, *dense):
             if boundary % group.block_tokens == 0:

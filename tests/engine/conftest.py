@@ -117,11 +117,12 @@ def baseline(model: Callable[[str], Path]) -> Callable[..., list[list[int]]]:
     """
     known: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
 
-    def tokens(name: str, prompts: Prompts, output_tokens: int) -> list[list[int]]:
+    def tokens(name: str, prompts: Prompts, output_tokens: int, **settings: Any) -> list[list[int]]:
         keys = [(name, output_tokens, tuple(prompt)) for prompt in prompts]
         missing = [key for key in dict.fromkeys(keys) if key not in known]
         if missing:
-            with engine.engine(model(name), blocks=512, block_size=32, enable_prefix_caching=False) as llm:
+            ample = {"blocks": 512, "block_size": 32, "enable_prefix_caching": False, **settings}
+            with engine.engine(model(name), **ample) as llm:
                 for key in missing:
                     known[key] = engine.ask(llm, [key[2]], output_tokens)[0].tokens
         return [known[key] for key in keys]

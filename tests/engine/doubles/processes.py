@@ -1,4 +1,4 @@
-"""A multi-process engine with Kvarter, by its name alone, run by test_start.py: prompts in, tokens and counters out, as JSON."""
+"""A multi-process engine with Kvarter, by its name alone, for test_start.py. JSON in: prompts; out: tokens, counts."""
 
 import json
 import os

@@ -91,7 +91,9 @@ class WorkerSide:
                 self._submit_store(store)
 
     def _submit_store(self, store: StoreJob) -> None:
-        self._stores[store.job] = self._submit("gather", store)
+        groups = self._groups.geometry.groups
+        own = tuple(part for part in store.parts if groups[part.group].written_by(self._rank))
+        self._stores[store.job] = self._submit("gather", store._replace(parts=own))
 
     def _submit(self, direction: str, job: StoreJob | LoadJob) -> _Running:
         tickets, own = [], []
@@ -99,8 +101,9 @@ class WorkerSide:
         if attachment is None:
             return _Running(job.parts, (), ())
         for part in job.parts:
-            shard = self._rank if part.slots.shape[1] > 1 else 0
-            slots = np.ascontiguousarray(part.slots[:, shard])
+            slots = np.ascontiguousarray(
+                part.slots[:, self._groups.geometry.groups[part.group].shard_of(self._rank)]
+            )
             checksums = slots["checksum"] if direction == "scatter" else None
             addresses = attachment.addresses(slots)
             blocks = self._blocks[part.group]
