@@ -126,9 +126,9 @@ class Cache:
 
 
 def run(run: Run) -> Iterator[Row]:
-    for block, segment, batch in ((1 << 20, 32 << 10, 32), (2 << 20, 64 << 10, 16), (1 << 20, 32 << 10, 1)):
+    for block, segment, batch in ((1 << 20, 32 << 10, 16), (2 << 20, 64 << 10, 8), (1 << 20, 32 << 10, 1)):
         cache = Cache(run, block, segment, batch, (128 << 20) if run.quick else (512 << 20))
-        put, gather, get, scatter = race(run.rounds, cache.put, cache.gather, cache.get, cache.scatter)
+        put, gather, get, scatter = race(2 * run.rounds, cache.put, cache.gather, cache.get, cache.scatter)
         gigabytes = batch * block / 1e9
         what = (
             f"{block >> 20} MiB block, {segment >> 10} KiB segments, 1 thread, batches of {batch}, checksums"
