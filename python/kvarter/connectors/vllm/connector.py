@@ -80,7 +80,7 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("KVARTER_DISABLE is set: nothing is cached")
             return
         check_engine(vllm_config)
-        config = Config.from_engine(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        config = Config.load(vllm_config.kv_transfer_config.kv_connector_extra_config)
         parallel = vllm_config.parallel_config
         groups = groups_of(kv_cache_config, parallel.world_size)
         if role == KVConnectorRole.SCHEDULER:
