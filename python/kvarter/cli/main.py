@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvarter import __version__
 from kvarter.cli import config
+from kvarter.cli.doctor import doctor
 from kvarter.cli.output import AsJson, fail
 from kvarter.demo import run
 from kvarter.demo.scenario import Note
@@ -20,6 +21,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 app.add_typer(config.app, name="config")
+app.command()(doctor)
 _stderr = Console(stderr=True)
 
 _STEPS = {
