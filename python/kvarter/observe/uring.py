@@ -13,26 +13,28 @@ _PARAMS_BYTES = 120
 
 def io_uring(root: Path = Path("/")) -> Finding:
     """Asks for one, by the system call itself."""
-    refusal = setup()
-    switch = read(root / "proc/sys/kernel/io_uring_disabled")
+    return verdict(setup(), read(root / "proc/sys/kernel/io_uring_disabled"))
+
+
+def verdict(refusal: str, switch: str) -> Finding:
+    """refusal: the error's name, "" for none. switch: what the sysctl io_uring_disabled says, "" where it is absent."""
     data = {"available": not refusal, "errno": refusal, "io_uring_disabled": switch}
     if not refusal:
         return Finding("io_uring", Level.OK, "available", data=data)
     if refusal == "ENOSYS":
-        advice = "Use a kernel from 5.1 on, or a sandbox that has io_uring."
-        return Finding("io_uring", Level.NOTE, "absent from this kernel (ENOSYS)", advice, data)
-    if refusal in ("EPERM", "EACCES") and switch in ("1", "2"):
-        advice = "Set it to 0 with `sysctl kernel.io_uring_disabled=0` on the host."
-        return Finding("io_uring", Level.NOTE, f"switched off: io_uring_disabled is {switch}", advice, data)
-    if refusal in ("EPERM", "EACCES"):
+        found, advice = "absent from this kernel", "Use a kernel from 5.1 on, or a sandbox that has io_uring."
+    elif refusal in ("EPERM", "EACCES") and switch in ("1", "2"):
+        found = f"switched off, io_uring_disabled is {switch}"
+        advice = "Run `sysctl kernel.io_uring_disabled=0` on the host."
+    elif refusal in ("EPERM", "EACCES"):
+        found = "blocked by seccomp or a security module"
         advice = (
             "Allow io_uring_setup, io_uring_enter and io_uring_register in the container's seccomp profile."
         )
-        return Finding(
-            "io_uring", Level.NOTE, f"blocked by seccomp or a security module ({refusal})", advice, data
-        )
-    advice = "Raise the limits of locked memory and open files (`ulimit -l`, `ulimit -n`)."
-    return Finding("io_uring", Level.NOTE, f"refused ({refusal})", advice, data)
+    else:
+        found = "refused"
+        advice = "Raise the limits of locked memory and of open files (`ulimit -l`, `ulimit -n`)."
+    return Finding("io_uring", Level.NOTE, f"{found} ({refusal})", advice, data)
 
 
 def setup() -> str:
