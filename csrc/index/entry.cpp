@@ -54,32 +54,10 @@ void Index::Impl::mark(SlotRecord& slot, SlotState to, bool next_generation) {
   slot.word.store(SlotRecord::make_word(generation + next_generation, to), std::memory_order_release);
 }
 
-std::uint64_t* Index::Impl::category(std::uint32_t row) {
-  switch (state(row)) {
-    case RowState::kFree:
-      return nullptr;
-    case RowState::kInFlight:
-      return &book.reserved;
-    case RowState::kQuarantined:
-      return &book.quarantined;
-    case RowState::kDead:
-      return &book.dead;
-    case RowState::kResident:
-      break;
-  }
-  return c.leases[row] ? &book.leased : c.pins[row] ? &book.pinned : &book.resident;
-}
-
 void Index::Impl::set_state(std::uint32_t row, RowState to) {
   if (std::uint64_t* from = category(row)) *from -= c.bytes[row];
   c.state[row] = static_cast<std::uint8_t>(to);
   if (std::uint64_t* now = category(row)) *now += c.bytes[row];
-}
-
-void Index::Impl::set_uses(std::uint32_t* column, std::uint32_t row, int change) {
-  *category(row) -= c.bytes[row];
-  column[row] += static_cast<std::uint32_t>(change);
-  *category(row) += c.bytes[row];
 }
 
 void Index::Impl::link(std::uint32_t row, std::uint32_t parent) {

@@ -73,6 +73,7 @@ struct Index::Impl {
   std::uint32_t sweep_at = 0;
   std::uint64_t next_entry = 1, next_lease = 1, version = 1;
   std::vector<Namespace> namespaces;
+  std::uint32_t closed = 0;  // of the namespaces: a tick with nothing to sweep is a few instructions
   std::unordered_map<LeaseId, Lease> leases;
   std::uint64_t held_bytes = 0;
   std::unordered_map<std::uint32_t, Flight> flights;  // by row
@@ -122,6 +123,8 @@ struct Index::Impl {
   std::optional<Extent> allocate(std::uint64_t bytes);
 
   // lease.cpp
+  bool resident_rows(const Chain& chain, const GroupShape& shape, const Range& range,
+                     std::vector<std::uint32_t>& rows) const;
   void end_lease(LeaseId id, Outcome outcome);
 
   // flight.cpp
@@ -138,6 +141,28 @@ struct Index::Impl {
   // rebuild.cpp
   void rebuild(std::span<const std::byte> old);
 };
+
+inline std::uint64_t* Index::Impl::category(std::uint32_t row) {
+  switch (state(row)) {
+    case RowState::kFree:
+      return nullptr;
+    case RowState::kInFlight:
+      return &book.reserved;
+    case RowState::kQuarantined:
+      return &book.quarantined;
+    case RowState::kDead:
+      return &book.dead;
+    case RowState::kResident:
+      break;
+  }
+  return c.leases[row] ? &book.leased : c.pins[row] ? &book.pinned : &book.resident;
+}
+
+inline void Index::Impl::set_uses(std::uint32_t* column, std::uint32_t row, int change) {
+  *category(row) -= c.bytes[row];
+  column[row] += static_cast<std::uint32_t>(change);
+  *category(row) += c.bytes[row];
+}
 
 inline std::uint64_t rounded(std::uint64_t bytes) { return round_up(bytes, kGranule); }
 

@@ -111,12 +111,13 @@ void Index::invalidate(std::uint32_t ns) {
   if (!space.open) return;
   space.open = false;
   space.closed = true;
+  ++impl_->closed;
   impl_->namespace_records[ns].state = 2;
   ++impl_->version;
 }
 
 void Index::Impl::sweep() {
-  if (std::none_of(namespaces.begin(), namespaces.end(), [](const Namespace& n) { return n.closed; })) return;
+  if (closed == 0) return;
   for (std::uint32_t i = 0; i < std::min(kSweepRows, options.max_slots); ++i) {
     const std::uint32_t row = sweep_at;
     sweep_at = sweep_at + 1 == options.max_slots ? 0 : sweep_at + 1;
@@ -130,6 +131,7 @@ void Index::Impl::sweep() {
     if (namespaces[ns].closed && namespaces[ns].rows == 0) {
       namespaces[ns] = {};
       namespace_records[ns].state = 0;
+      --closed;
     }
 }
 

@@ -33,12 +33,7 @@ std::uint64_t Index::leading(const Chain& chain, std::uint32_t group, std::uint6
   if (ns.closed || limit <= low) return 0;
   if (probe.resident(limit - 1)) return limit;
   if (!probe.resident(low)) return 0;
-  std::uint64_t step = 1, high = limit - 1;  // low is resident, high is not
-  while (low + step < high && probe.resident(low + step)) {
-    low += step;
-    step *= 2;
-  }
-  high = std::min(high, low + step);
+  std::uint64_t high = limit - 1;  // low is resident, high is not
   while (high - low > 1) {
     const std::uint64_t middle = low + (high - low) / 2;
     (probe.resident(middle) ? low : high) = middle;

@@ -38,6 +38,7 @@ void Index::Impl::rebuild(std::span<const std::byte> old) {
   for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns) {
     namespaces[ns].digest = namespace_records[ns].digest;
     namespaces[ns].closed = namespace_records[ns].state == 2;
+    closed += namespaces[ns].closed;
   }
 
   std::unordered_map<std::uint64_t, Found> entries;

@@ -57,7 +57,7 @@ def merged(engine: dict[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
         try:
             given = Config.model_validate(layer.values)
         except ValidationError as error:
-            wrong += [f"{layer.place}: {_sentence(layer, dict(each))}" for each in error.errors()]
+            wrong.append(f"{layer.place}: " + "; ".join(_sentence(layer, dict(e)) for e in error.errors()))
             continue
         for name, value in leaves(given, given_only=True):
             *tables, last = name.split(".")

@@ -158,6 +158,40 @@ TEST_CASE("a hold keeps a chain from eviction until its deadline") {
   CHECK(w.audit() == "");
 }
 
+TEST_CASE("a long range is leased block by block under its own keys, or not at all") {
+  const std::vector<GroupShape> shapes{{1, 1, true, {4096}}, {2, 1, true, {4096}}, {1, 3, true, {4096, 100}}};
+  World w(8 << 20, shapes, 2048);
+  const auto a = text(1, 200);
+  for (std::uint32_t group = 0; group < 3; ++group) {
+    const std::uint64_t blocks = a.size() / shapes[group].unit_stride * shapes[group].subs;
+    const std::size_t shards = shapes[group].shard_bytes.size();
+    const World::Writing written = w.reserve(a, {group, 0, blocks});
+    CHECK(written.handles.size() == blocks);
+    LeaseId id = 0;
+    CHECK(w.lease(a, {group, 0, blocks}, id) == Status::kNotFound);  // in flight
+    for (std::uint32_t shard = 0; shard < shards; ++shard) w.complete(written, shard);
+    for (const auto& [first, count] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
+             {0, blocks}, {0, 1}, {5, 15}, {5, 16}, {4, 17}, {3, 47}, {blocks - 33, 33}, {7, 0}}) {
+      CHECK(w.lease(a, {group, first, count}, id) == Status::kOk);
+      const auto slots = w.index.slots(id);
+      REQUIRE(slots.size() == count * shards);
+      for (std::size_t i = 0; i < slots.size(); ++i)
+        CHECK(slots[i].offset == written.slots[first * shards + i].offset);
+      CHECK(w.index.release(id, Outcome::kLoaded));
+    }
+    for (std::size_t foreign = 0; foreign < a.size(); foreign += 33) {
+      auto other = a;
+      other[foreign / shapes[group].unit_stride * shapes[group].unit_stride + shapes[group].unit_stride - 1] =
+          digest_of(2, foreign);
+      CHECK(w.lease(other, {group, 0, blocks}, id) == Status::kNotFound);
+    }
+    CHECK_THROWS_AS((void)w.lease(a, {group, 0, blocks + 1}, id), std::invalid_argument);
+    CHECK_THROWS_AS((void)w.lease(a, {group, 0, std::uint64_t{1} << 60}, id), std::invalid_argument);
+  }
+  CHECK(w.index.ledger().leased == 0);
+  CHECK(w.audit() == "");
+}
+
 TEST_CASE("a block that fails its check goes at once with its descendants, and the next store heals it") {
   World w;
   const auto a = text(1, 8, 4), fork = text(2, 8, 4);
