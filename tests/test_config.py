@@ -10,6 +10,7 @@ from kvarter.config import Config, disabled
 from kvarter.errors import ConfigError
 
 MIB, GIB = 1 << 20, 1 << 30
+pytestmark = pytest.mark.usefixtures("nothing_set")
 
 
 @pytest.mark.parametrize(
@@ -17,7 +18,7 @@ MIB, GIB = 1 << 20, 1 << 30
     [
         ({"copy_thread": 1}, "unknown setting 'copy_thread'; did you mean 'copy_threads'"),
         ({"holdSeconds": 1}, "unknown setting 'holdSeconds'; did you mean 'hold_seconds'"),
-        ({"faults": {"delya": 1}}, "unknown setting 'faults.delya'; did you mean 'delay'"),
+        ({"faults": {"delya": 1}}, "unknown setting 'faults.delya'; did you mean 'faults.delay'"),
         ({"colour": 1}, "unknown setting 'colour'; known are dram, max_blocks"),
         ({"dram": "lots"}, "dram='lots': expected a number of bytes, or a size such as '4GiB'"),
         ({"dram": -1}, "dram=-1: expected a number of bytes"),
@@ -35,7 +36,7 @@ MIB, GIB = 1 << 20, 1 << 30
 )
 def test_a_wrong_setting_is_refused_in_words(setting: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as refusal:
-        Config.from_engine(setting)
+        Config.load(setting)
     assert sentence in str(refusal.value)
 
 
@@ -43,7 +44,7 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     with pytest.raises(
         ConfigError, match=r"copy_threads=-1: .*; unknown setting 'dramm'; did you mean 'dram'\?"
     ):
-        Config.from_engine({"copy_threads": -1, "dramm": 5})
+        Config.load({"copy_threads": -1, "dramm": 5})
 
 
 @pytest.mark.parametrize(
@@ -57,11 +58,11 @@ def test_everything_that_is_wrong_is_said_at_once() -> None:
     ],
 )
 def test_sizes_are_numbers_or_words(size: str | int, nbytes: int) -> None:
-    assert Config.from_engine({"dram": size}).pool_bytes() == nbytes
+    assert Config.load({"dram": size}).pool_bytes() == nbytes
 
 
 def test_a_size_that_was_given_is_not_shared_out() -> None:
-    assert Config.from_engine({"dram": "256MiB"}).pool_bytes(sharers=4) == 256 * MIB
+    assert Config.load({"dram": "256MiB"}).pool_bytes(sharers=4) == 256 * MIB
 
 
 def test_settings_do_not_change_afterwards() -> None:

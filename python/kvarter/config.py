@@ -1,16 +1,14 @@
-"""Settings, checked at start. Unknown names are errors that name the nearest known one."""
+"""Settings, checked at start. In layers: defaults, a file, the environment, the engine's extra config."""
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, PrivateAttr
 
 from . import _core
-from .errors import ConfigError
 
 MIN_DRAM = 2 << 20
 MAX_BLOCKS = (1 << 32) - 2  # as csrc/include/kvarter/index.h has it
@@ -21,6 +19,14 @@ Seconds = Annotated[float, Field(gt=0, le=1e6)]
 def disabled() -> bool:
     """Whether `KVARTER_DISABLE=1` turns everything off without touching the engine's configuration."""
     return os.environ.get("KVARTER_DISABLE", "") not in ("", "0")
+
+
+class Setting(NamedTuple):
+    """One setting: its dotted name, its value, and where that was said ("default" if nowhere)."""
+
+    name: str
+    value: Any
+    source: str
 
 
 class Faults(BaseModel):
@@ -34,7 +40,7 @@ class Faults(BaseModel):
 
 
 class Config(BaseModel):
-    """What an engine's connector can be told."""
+    """What Kvarter can be told. Immutable; made by `load`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -65,13 +71,31 @@ class Config(BaseModel):
     copy_member: Literal["host", "faulty"] = Field("host", description="Which copy engine")
     faults: Faults = Field(Faults.model_validate({}), description="For the faulty copy engine")
 
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
     @classmethod
-    def from_engine(cls, settings: Mapping[str, Any]) -> Config:
-        """From an engine's extra config. Raises `ConfigError`, one sentence for all that is wrong."""
-        try:
-            return cls.model_validate(dict(settings))
-        except ValidationError as error:
-            raise ConfigError("; ".join(_sentence(dict(e)) for e in error.errors())) from None
+    def load(cls, engine: Mapping[str, Any] | None = None) -> Config:
+        """What all layers say together: defaults, below a TOML or YAML file, below the environment
+        (`KVARTER_DRAM=8GiB`, `KVARTER_FAULTS__DELAY=0.1`), below `engine`, the engine's extra config.
+
+        The file is the one that `config` in `engine` names, else KVARTER_CONFIG, else the user's own
+        `$XDG_CONFIG_HOME/kvarter/config.toml` if there is one. Raises `ConfigError`, one sentence for all that is
+        wrong in any layer, a setting that a higher one overrides included.
+        """
+        from . import layers  # it needs this class
+
+        values, sources = layers.merged(dict(engine or {}))
+        config = cls.model_validate(values)
+        config._sources = sources
+        return config
+
+    def explain(self) -> list[Setting]:
+        """Every setting, in the order of this class, those of a nested table by dotted names."""
+        from . import layers
+
+        return [
+            Setting(name, value, self._sources.get(name, "default")) for name, value in layers.leaves(self)
+        ]
 
     def pool_bytes(self, sharers: int = 1, root: str = "") -> int:
         """`dram`, or a quarter of the cgroup's limit (of the memory available where there is none) over `sharers`.
@@ -83,16 +107,3 @@ class Config(BaseModel):
         limits = _core.memory_limits(root)
         allowed = limits["cgroup_limit"] or limits["available"]
         return max(min(allowed, limits["available"]) // 4 // sharers, MIN_DRAM)
-
-
-def _sentence(error: dict[str, Any]) -> str:
-    name = ".".join(str(part) for part in error["loc"])
-    if error["type"].startswith("byte_size"):
-        return f"{name}={error['input']!r}: expected a number of bytes, or a size such as '4GiB'"
-    if error["type"] != "extra_forbidden":
-        return f"{name}={error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
-    known = Faults.model_fields if name.startswith("faults.") else Config.model_fields
-    near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.5)
-    return f"unknown setting {name!r}; " + (
-        f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-    )

@@ -18,6 +18,7 @@ from vllm.version import __version__ as vllm_version
 from ...config import Config, disabled
 from ...errors import UnsupportedEngine
 from ...store import Store
+from .. import SUPPORTED_VLLM
 from .layout import groups_of
 from .messages import EMPTY, StepMetadata, WorkerReport
 from .metrics import Series, Stats
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger("kvarter.vllm")
-SUPPORTED = "0.32"
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -46,9 +46,9 @@ def stores() -> list[Store]:
 
 def check_engine(vllm_config: VllmConfig) -> None:
     """Raises `UnsupportedEngine`, one sentence, for what this version cannot serve exactly."""
-    if vllm_version.split("+")[0].split(".")[:2] != SUPPORTED.split("."):
+    if vllm_version.split("+")[0].split(".")[:2] != SUPPORTED_VLLM.split("."):
         raise UnsupportedEngine(
-            f"vLLM {vllm_version} is installed; this version of Kvarter supports {SUPPORTED}"
+            f"vLLM {vllm_version} is installed; this version of Kvarter supports {SUPPORTED_VLLM}"
         )
     transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
     if transfer.kv_load_failure_policy != "recompute":
@@ -84,7 +84,7 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("KVARTER_DISABLE is set: nothing is cached")
             return
         check_engine(vllm_config)
-        config = Config.from_engine(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        config = Config.load(vllm_config.kv_transfer_config.kv_connector_extra_config)
         parallel = vllm_config.parallel_config
         groups = groups_of(kv_cache_config, parallel.world_size)
         if role == KVConnectorRole.SCHEDULER:
