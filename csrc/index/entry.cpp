@@ -172,6 +172,7 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
     slot.shard = shard;
     slot.shards = shards;
     slot.owner = 0;
+    KVARTER_SYNC_POINT("reserve: slot");
     mark(slot, SlotState::kReserved, true);
     c.bytes[row] += slot.length;
     book.overhead += extents[shard].bytes - slot.length;
@@ -192,6 +193,7 @@ void Index::Impl::free_entry(std::uint32_t row) {
   set_state(row, RowState::kFree);
   for (std::uint32_t at = c.slot[row]; at != kNoRow;) {
     SlotRecord& slot = records[at];
+    KVARTER_SYNC_POINT("free: slot");
     mark(slot, SlotState::kFree, true);
     pool.extents().release({slot.arena, slot.offset, rounded(slot.length)});
     book.overhead -= rounded(slot.length) - slot.length;
@@ -216,8 +218,10 @@ void Index::Impl::drop(std::uint32_t row, Reason reason) {
   }
   // Readers go on under their leases; the next generation tells them afterwards that the block was withdrawn.
   set_state(row, RowState::kDead);
-  for (std::uint32_t shard = 0; shard < c.shards[row]; ++shard)
-    mark(record(row, shard), SlotState::kFree, true);
+  for (std::uint32_t at = c.slot[row]; at != kNoRow; at = c.next_shard[at]) {
+    KVARTER_SYNC_POINT("withdraw: slot");
+    mark(records[at], SlotState::kFree, true);
+  }
 }
 
 void Index::Impl::orphan_children(std::uint32_t row, Reason reason) {

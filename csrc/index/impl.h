@@ -7,10 +7,12 @@
 // Everything below is called with the mutex held, except where it says otherwise.
 
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "index/columns.h"
 #include "kvarter/index.h"
+#include "sync_points.h"
 
 namespace kvarter {
 
@@ -59,7 +61,8 @@ struct Flight {
 };
 
 struct Index::Impl {
-  Impl(const Options& options_, Pool& pool_, const Clock& clock_);
+  // `old`: records to take over, checked already.
+  Impl(const Options& options_, Pool& pool_, const Clock& clock_, std::optional<Memfd> old);
 
   const Options options;
   Pool& pool;
@@ -136,7 +139,7 @@ struct Index::Impl {
   // audit.cpp
   Ledger ledger() const;
   // rebuild.cpp
-  void rebuild(std::span<const std::byte> old);
+  void rebuild();
 };
 
 inline std::uint64_t rounded(std::uint64_t bytes) { return round_up(bytes, kGranule); }

@@ -22,6 +22,19 @@ std::uint32_t checked_slots(const Index::Options& options) {
   return options.max_slots;
 }
 
+void write_header(const Memfd& file, const Index::Options& options, const Pool& pool,
+                  std::random_device& random) {
+  auto* header = reinterpret_cast<RecordsHeader*>(file.data());
+  header->layout_version = kLayoutVersion;
+  header->max_slots = options.max_slots;
+  header->arenas = static_cast<std::uint32_t>(pool.arenas().size());
+  for (std::size_t i = 0; i < sizeof header->pool_id; i += 4) {
+    const std::uint32_t word = random();
+    std::memcpy(header->pool_id + i, &word, 4);
+  }
+  std::atomic_ref(header->magic).store(kRecordsMagic, std::memory_order_release);
+}
+
 }  // namespace
 
 const char* name(Reason reason) noexcept {
@@ -33,29 +46,27 @@ const char* name(Reason reason) noexcept {
   return kNames[static_cast<int>(reason)];
 }
 
-Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_)
+Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_, std::optional<Memfd> old)
     : options(options_),
       pool(pool_),
       clock(clock_),
-      records_file("kvarter-records", records_bytes(checked_slots(options_))),
+      records_file(old ? std::move(*old) : Memfd("kvarter-records", records_bytes(checked_slots(options_)))),
       columns_file("kvarter-columns", columns_bytes(options_.max_slots)),
       c(columns_at(columns_file.data(), options_.max_slots)) {
-  auto* header = reinterpret_cast<RecordsHeader*>(records_file.data());
-  header->magic = kRecordsMagic;
-  header->layout_version = kLayoutVersion;
-  header->max_slots = options.max_slots;
-  header->arenas = static_cast<std::uint32_t>(pool.arenas().size());
   std::random_device random;
-  for (std::size_t i = 0; i < sizeof header->pool_id; i += 4) {
-    const std::uint32_t word = random();
-    std::memcpy(header->pool_id + i, &word, 4);
+  std::uint32_t first_generation = 1;  // so that no handle is 0
+  if (old) {  // a late report or release that names something of the index before must name nothing here
+    first_generation = 1 + random() / 2;
+    next_lease = std::uint64_t{first_generation} << 32;
+  } else {
+    write_header(records_file, options, pool, random);
   }
   namespace_records = reinterpret_cast<NamespaceRecord*>(records_file.data() + 4096);
   records = reinterpret_cast<SlotRecord*>(namespace_records + kMaxNamespaces);
   namespaces.resize(kMaxNamespaces);
   victims.reserve(options.max_slots);
   for (std::uint32_t i = options.max_slots; i-- > 0;) {
-    c.generation[i] = 1;  // so that no handle is 0
+    c.generation[i] = first_generation;
     free_rows.push_back(i);
     free_records.push_back(i);
   }
@@ -63,7 +74,7 @@ Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_)
 }
 
 Index::Index(const Options& options, Pool& pool, const Clock& clock)
-    : impl_(std::make_unique<Impl>(options, pool, clock)) {}
+    : impl_(std::make_unique<Impl>(options, pool, clock, std::nullopt)) {}
 
 Index::~Index() = default;
 
@@ -101,7 +112,12 @@ std::uint32_t Index::open_namespace(const Digest& digest, std::span<const GroupS
   space.digest = digest;
   space.groups.assign(groups.begin(), groups.end());
   space.open = true;
-  x.namespace_records[free] = {digest, 1, static_cast<std::uint32_t>(groups.size()), chained, {}};
+  NamespaceRecord& record = x.namespace_records[free];
+  record.digest = digest;
+  record.groups = static_cast<std::uint32_t>(groups.size());
+  record.chained = chained;
+  KVARTER_SYNC_POINT("namespace: open");
+  std::atomic_ref(record.state).store(1, std::memory_order_release);
   return free;
 }
 
@@ -111,7 +127,8 @@ void Index::invalidate(std::uint32_t ns) {
   if (!space.open) return;
   space.open = false;
   space.closed = true;
-  impl_->namespace_records[ns].state = 2;
+  KVARTER_SYNC_POINT("namespace: close");
+  std::atomic_ref(impl_->namespace_records[ns].state).store(2, std::memory_order_release);
   ++impl_->version;
 }
 
@@ -129,7 +146,8 @@ void Index::Impl::sweep() {
   for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns)
     if (namespaces[ns].closed && namespaces[ns].rows == 0) {
       namespaces[ns] = {};
-      namespace_records[ns].state = 0;
+      KVARTER_SYNC_POINT("namespace: free");
+      std::atomic_ref(namespace_records[ns].state).store(0, std::memory_order_release);
     }
 }
 

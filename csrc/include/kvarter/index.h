@@ -143,10 +143,14 @@ class Index {
 
   // REQUIRES: pool and clock outlive the index, and nobody else uses pool.extents().
   Index(const Options& options, Pool& pool, const Clock& clock);
-  // Takes over the records of an index that is gone (its process crashed): committed blocks become resident,
-  // all others quarantined under their owners. REQUIRES: pool has the same arenas with the same content.
-  // Throws std::runtime_error when the records are of another layout version or do not fit the arenas.
-  Index(const Options& options, Pool& pool, const Clock& clock, std::span<const std::byte> records);
+  // Takes over the records of an index whose process is gone, wherever it stopped: blocks that were committed
+  // whole, with all their ancestors, become resident; of all others, what an owner may still be writing is
+  // quarantined until owner_dead (no fence covers it: epochs begin anew), the rest is free. Leases, pins and
+  // holds are gone; who still reads under one sees the generation change when its slot is used again. The
+  // records are changed in place, and a crash in here leaves what this can be called with again. REQUIRES:
+  // pool has the same arenas with the same content, and nobody else writes the records. Throws
+  // std::runtime_error when the records are of another layout version or do not fit the arenas.
+  Index(const Options& options, Pool& pool, const Clock& clock, Memfd records);
   ~Index();
 
   // --- namespaces
