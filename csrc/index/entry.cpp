@@ -157,7 +157,7 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
     const std::uint32_t at = free_records.back();
     free_records.pop_back();
     SlotRecord& slot = records[at];
-    slot.digest = key.digest;
+    set_key(slot, key);
     slot.parent = parent == kNoRow ? Digest{} : records[c.slot[parent]].digest;
     slot.parent_sub = parent == kNoRow ? std::uint16_t{0} : records[c.slot[parent]].sub;
     slot.arena = static_cast<std::uint16_t>(extents[shard].arena);
@@ -165,10 +165,7 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
     slot.length = shape.shard_bytes[shard];
     slot.checksum = 0;
     slot.entry = next_entry;
-    slot.ns = key.ns;
     slot.depth = depth;
-    slot.group = key.group;
-    slot.sub = key.sub;
     slot.shard = shard;
     slot.shards = shards;
     slot.owner = 0;
@@ -176,7 +173,7 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
     mark(slot, SlotState::kReserved, true);
     c.bytes[row] += slot.length;
     book.overhead += extents[shard].bytes - slot.length;
-    *chain = at;
+    share(*chain, at);
     chain = &c.next_shard[at];
   }
   *chain = kNoRow;

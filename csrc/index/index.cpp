@@ -32,7 +32,7 @@ void write_header(const Memfd& file, const Index::Options& options, const Pool& 
     const std::uint32_t word = random();
     std::memcpy(header->pool_id + i, &word, 4);
   }
-  std::atomic_ref(header->magic).store(kRecordsMagic, std::memory_order_release);
+  share(header->magic, kRecordsMagic);
 }
 
 }  // namespace
@@ -64,6 +64,7 @@ Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_, std
   namespace_records = reinterpret_cast<NamespaceRecord*>(records_file.data() + 4096);
   records = reinterpret_cast<SlotRecord*>(namespace_records + kMaxNamespaces);
   namespaces.resize(kMaxNamespaces);
+  gates = std::make_unique<Gate[]>(kMaxNamespaces);
   victims.reserve(options.max_slots);
   for (std::uint32_t i = options.max_slots; i-- > 0;) {
     c.generation[i] = first_generation;
@@ -71,6 +72,14 @@ Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_, std
     free_records.push_back(i);
   }
   book.overhead = records_file.bytes() + columns_file.bytes();
+}
+
+void Gate::open(std::span<const GroupShape> shapes) {
+  if (!strides) strides = std::make_unique<std::atomic<std::uint64_t>[]>(kMaxGroups);
+  for (std::size_t g = 0; g < shapes.size(); ++g)
+    strides[g].store(std::uint64_t{shapes[g].unit_stride} << 32 | shapes[g].subs, std::memory_order_release);
+  const std::uint64_t times = (word.load(std::memory_order_relaxed) >> 16) + 1;
+  word.store(times << 16 | shapes.size() << 2 | kOpen, std::memory_order_release);
 }
 
 Index::Index(const Options& options, Pool& pool, const Clock& clock)
@@ -97,14 +106,15 @@ std::uint32_t Index::open_namespace(const Digest& digest, std::span<const GroupS
   const std::lock_guard lock(impl_->mutex);
   Impl& x = *impl_;
   std::uint32_t free = kMaxNamespaces;
-  for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns) {
+  for (std::uint32_t i = 0; i < kMaxNamespaces; ++i) {
+    const std::uint32_t ns = (x.next_namespace + i) % kMaxNamespaces;
     Namespace& space = x.namespaces[ns];
     if (!space.closed && (space.open || space.rows) && space.digest == digest) {
       if (space.open) return ns;
       free = ns;  // restored by rebuild: its blocks wait for whoever knows its shape
       break;
     }
-    if (!space.open && !space.closed && !space.rows) free = std::min(free, ns);
+    if (!space.open && !space.closed && !space.rows && free == kMaxNamespaces) free = ns;
   }
   if (free == kMaxNamespaces)
     throw std::length_error("all " + std::to_string(kMaxNamespaces) + " namespaces are open");
@@ -117,7 +127,9 @@ std::uint32_t Index::open_namespace(const Digest& digest, std::span<const GroupS
   record.groups = static_cast<std::uint32_t>(groups.size());
   record.chained = chained;
   KVARTER_SYNC_POINT("namespace: open");
-  std::atomic_ref(record.state).store(1, std::memory_order_release);
+  share(record.state, 1u);
+  x.gates[free].open(groups);
+  x.next_namespace = free + 1;
   return free;
 }
 
@@ -128,7 +140,8 @@ void Index::invalidate(std::uint32_t ns) {
   space.open = false;
   space.closed = true;
   KVARTER_SYNC_POINT("namespace: close");
-  std::atomic_ref(impl_->namespace_records[ns].state).store(2, std::memory_order_release);
+  share(impl_->namespace_records[ns].state, 2u);
+  impl_->gates[ns].close();
   ++impl_->version;
 }
 
@@ -147,7 +160,7 @@ void Index::Impl::sweep() {
     if (namespaces[ns].closed && namespaces[ns].rows == 0) {
       namespaces[ns] = {};
       KVARTER_SYNC_POINT("namespace: free");
-      std::atomic_ref(namespace_records[ns].state).store(0, std::memory_order_release);
+      share(namespace_records[ns].state, 0u);
     }
 }
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <random>
@@ -22,6 +23,7 @@ namespace {
 
 // Runs in a child; ends it with exit status 0, or 1 if it threw.
 pid_t in_child(const std::function<void()>& body) {
+  std::fflush(nullptr);  // or a child prints it again
   const pid_t child = fork();
   if (child != 0) return child;
   prctl(PR_SET_PDEATHSIG, SIGKILL);
