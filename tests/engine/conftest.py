@@ -89,7 +89,7 @@ def truth(kvarter_config: Callable[..., dict[str, Any]], monkeypatch: pytest.Mon
 def start(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
     """``start("llama", blocks=64, kv=None, **settings)``: a running ``LLM``, closed when the test ends.
 
-    One at a time: starting another closes the one before.
+    One at a time: starting another closes the one before, and `start.close()` the last.
     """
     running: list[Any] = []
 
@@ -104,6 +104,7 @@ def start(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
         running.append(context)
         return llm
 
+    make.close = close
     yield make
     close()
 

@@ -66,7 +66,6 @@ def test_a_conversation_goes_on_from_the_end_of_its_last_turn(
     name, settings, align, _ = hybrid
     (first,) = prompts(1, 500, seed=23)
     more = prompts(2, 60, seed=24)
-    llm = None
     turn = first
     heard: list[tuple[list[int], list[int], int]] = []
     llm = start(name, kv=kvarter_config(), **settings)
@@ -82,8 +81,7 @@ def test_a_conversation_goes_on_from_the_end_of_its_last_turn(
         if name == "gptoss":
             assert cached >= (len(before) + len(answer) - 1) // align * align - align
     idle(llm)
-    del llm
-    start("llama", blocks=8, block_size=32)  # closes the engine above: the baseline's runs in this process too
+    start.close()
     for turn, answer, _ in heard:
         assert expected_of(baseline, name, [turn], 40) == [answer]
 
