@@ -1,5 +1,6 @@
 """Models with several cache groups: windows and recurrent states come back at exactly their boundaries."""
 
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -76,7 +77,7 @@ def test_a_conversation_goes_on_from_the_end_of_its_last_turn(
         if extra is not None:
             turn = turn + reply.tokens + extra
     assert heard[0][2] == 0
-    for (before, answer, _), (_, _, cached) in zip(heard, heard[1:], strict=False):
+    for (before, answer, _), (_, _, cached) in pairwise(heard):
         assert cached >= (len(before) - 1) // align * align
         if name == "gptoss":
             assert cached >= (len(before) + len(answer) - 1) // align * align - align

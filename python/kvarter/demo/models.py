@@ -75,7 +75,9 @@ MODELS: dict[str, Model] = {
     "llama": Model("LlamaConfig", "LlamaForCausalLM", 0.06, _SMALL),  # 2.6 M parameters: the tests'
     "llama-demo": Model("LlamaConfig", "LlamaForCausalLM", 0.05, _LARGER),  # 41 M: prefill takes a while
     "gptoss": Model("GptOssConfig", "GptOssForCausalLM", 0.06, _WINDOWED),  # two groups: window and full
-    "qwen3next": Model("Qwen3NextConfig", "Qwen3NextForCausalLM", 0.06, _RECURRENT),  # three of states, one full
+    "qwen3next": Model(
+        "Qwen3NextConfig", "Qwen3NextForCausalLM", 0.06, _RECURRENT
+    ),  # three of states, one full
 }
 
 

@@ -17,6 +17,7 @@ from vllm.version import __version__ as vllm_version
 
 from ...config import Config, disabled
 from ...errors import UnsupportedEngine
+from ...node import invitation
 from ...store import Store
 from .. import SUPPORTED_VLLM
 from .layout import groups_of
@@ -91,7 +92,8 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = SchedulerSide(vllm_config, kv_cache_config, groups, config)
             _stores.add(self._scheduler.store)
         else:
-            self._worker = WorkerSide(kv_cache_config, groups, config, parallel.rank)
+            invited = invitation(str(vllm_config.kv_transfer_config.engine_id), config.directory)
+            self._worker = WorkerSide(kv_cache_config, groups, config, parallel.rank, invited)
 
     @property
     def requires_kv_delivery(self) -> bool:

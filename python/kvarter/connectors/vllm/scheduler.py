@@ -53,7 +53,7 @@ class SchedulerSide:
             hold_seconds=config.hold_seconds,
         )
         engine = str(vllm_config.kv_transfer_config.engine_id)
-        self._node, self._invitation = embed(self.store, engine, config.directory)
+        self._node, _ = embed(self.store, engine, config.directory)
         self._owner = self._node.open_engine(engine, self._ranks)
         self._attached = False
         self._identity = Identity(vllm_config, kv_config, groups, config.weights_id)
@@ -170,10 +170,9 @@ class SchedulerSide:
         self._jobs.expire()
         stores = self._jobs.take_new()
         loads, self._new_loads = tuple(self._new_loads), []
-        invitation = None if self._attached else self._invitation
-        if invitation is None and not stores and not loads and not flush:
+        if not stores and not loads and not flush:
             return EMPTY
-        return StepMetadata(invitation, stores, loads, flush)
+        return StepMetadata(stores, loads, flush)
 
     def _plan(self, state: RequestState, computed: int, table: tuple[list[int], ...] | None) -> None:
         """Reserves slots for the blocks that `computed` tokens have completed, and hands them to the workers."""
