@@ -28,6 +28,8 @@ def test_the_engines_snippet_names_the_connector_as_it_registers() -> None:
 
 def test_every_file_that_the_readme_names_exists() -> None:
     root = Path(__file__).parent.parent
-    named = re.findall(r"`?((?:csrc|connectors|policy|bench)/[\w/.]+|(?:store|geometry|keys|sequence)\.py)", README)
+    named = re.findall(
+        r"`?((?:csrc|connectors|policy|bench)/[\w/.]+|(?:store|geometry|keys|sequence)\.py)", README
+    )
     for name in {n.rstrip(".") for n in named}:
         assert (root / name).exists() or (root / "python" / "kvarter" / name).exists(), name

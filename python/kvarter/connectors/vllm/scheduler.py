@@ -62,6 +62,7 @@ class SchedulerSide:
         self._states: dict[str, RequestState] = {}
         self._loads: dict[str, RequestState] = {}  # open loads, also of requests that are gone
         self._new_loads: list[LoadJob] = []
+        self._failing: set[str] = set()  # requests whose load has failed, and the engine has not been told
         self._jobs = Jobs(self._ranks, config.store_seconds)
         self._positional = [g for g, group in enumerate(groups.geometry.groups) if group.lifetime != State()]
         self.tokens: Counter[str] = Counter()
@@ -82,6 +83,8 @@ class SchedulerSide:
         """Tokens beyond `computed` that a load would bring, and that it would be asynchronous."""
         state = self._states.get(request.request_id)
         if state is None or state.never_match or request.skip_reading_prefix_cache or not self._ready():
+            return 0, False
+        if self._failing:  # no new loads until these are told: workers tell the one admitted last first
             return 0, False
         key = (self.store.index.version, computed, request.num_tokens)
         if state.match is None or state.match_key != key:  # asked again and again while the request waits
@@ -265,11 +268,14 @@ class SchedulerSide:
                 self._jobs.finish(job, stored)
             for rid, loaded in report.loaded.items():
                 state = self._loads.get(rid)
+                if not all(outcome.ok for outcome in loaded):
+                    self._failing.add(rid)
                 if state is not None and state.ticket is not None:
                     for outcome in loaded:
                         for group, at in outcome.corrupt:
                             state.ticket.drop_corrupt(group, [state.ticket.match.blocks[group][at]])
         for rid in output.finished_recving or ():
+            self._failing.discard(rid)
             state = self._loads.pop(rid, None)
             if state is not None:
                 self._end_load(state, failed=rid in output.failed_recving)

@@ -59,7 +59,8 @@ class WorkerSide:
         self._attachment: Attachment | None = None
         self._invited, self._closed = invited, threading.Event()
         self._stores: dict[int, _Running] = {}
-        self._loads: dict[str, _Running] = {}
+        self._loads: dict[str, _Running] = {}  # in the order of their admission
+        self._failed: set[str] = set()  # of these, whose failure is still to be told
         self._torn: set[int] = set()  # stores whose source was given away before they ended
         self._report = WorkerReport()
 
@@ -117,26 +118,45 @@ class WorkerSide:
         return _Running(job.parts, tuple(tickets), tuple(own))
 
     def finished_loads(self) -> tuple[set[str], set[str]]:
-        """Requests whose load has ended since the last call, and those of them whose load failed."""
-        ended, failed = set(), set()
+        """Requests whose load has ended since the last call, and those of them whose load failed.
+
+        Failures are told one at a time, the load admitted last first. The engine keeps such requests in their order
+        and stops at the first that finds no blocks: told in order, the first would wait for blocks that those
+        behind it hold, for ever.
+        """
+        ended: set[str] = set()
         for request in self._ended(self._loads):
-            running = self._loads.pop(request)
-            ok, corrupt = bool(running.tickets), []
-            for at, (part, ticket) in enumerate(
-                zip(running.parts, running.tickets, strict=bool(running.tickets))
-            ):
-                statuses, _ = self._engine.take(ticket)
-                # Its lease may have run out while it copied: then the slots may have been someone else's.
-                still = self._attachment is not None and self._attachment.unchanged(running.slots[at]).all()
-                ok = ok and bool((statuses == _core.Status.Ok).all()) and bool(still)
-                corrupt += [
-                    (part.group, int(b)) for b in np.flatnonzero(statuses == _core.Status.Corrupt) if still
-                ]
-            ended.add(request)
-            if not ok:
-                failed.add(request)
-            self._report.loaded.setdefault(request, []).append(Loaded(self._rank, ok, tuple(corrupt)))
-        return ended, failed
+            if request in self._failed:
+                continue
+            ok = self._finish_load(request)
+            if ok:
+                ended.add(request)
+                del self._loads[request]
+            else:
+                self._failed.add(request)
+        last = next(reversed(self._loads), None)
+        failed = {last} if last in self._failed else set()
+        for request in failed:
+            self._failed.discard(request)
+            del self._loads[request]
+        return ended | failed, failed
+
+    def _finish_load(self, request: str) -> bool:
+        running = self._loads[request]
+        ok, corrupt = bool(running.tickets), []
+        for at, (part, ticket) in enumerate(
+            zip(running.parts, running.tickets, strict=bool(running.tickets))
+        ):
+            statuses, _ = self._engine.take(ticket)
+            # Its lease may have run out while it copied: then the slots may have been someone else's.
+            still = self._attachment is not None and bool(self._attachment.unchanged(running.slots[at]).all())
+            ok = ok and bool((statuses == _core.Status.Ok).all()) and still
+            corrupt += [
+                (part.group, int(b)) for b in np.flatnonzero(statuses == _core.Status.Corrupt) if still
+            ]
+        self._loads[request] = _Running((), (), ())
+        self._report.loaded.setdefault(request, []).append(Loaded(self._rank, ok, tuple(corrupt)))
+        return ok
 
     def report(self) -> WorkerReport | None:
         """What ended since the last call; None when nothing did."""
