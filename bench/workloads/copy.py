@@ -18,7 +18,7 @@ from memory import POISON, EngineMemory, Words, mapped, words
 from report import Row, Run, page_kind, race, rate_row, timed
 
 BLOCK = 1 << 20
-WINDOW = 32  # blocks that one call moves
+WINDOW = 8  # blocks that one call moves: short enough to fit between two interruptions on a busy machine
 
 
 @dataclass
@@ -156,7 +156,7 @@ def rows(run: Run, field: Field, gather: bool, threads: int) -> Iterator[Row]:
             ((Ours, False), (Plain, False), (Ours, True), (Plain, True))
         )
     ]
-    ours, plain, ours_sum, plain_sum = race(run.rounds, *contenders)
+    ours, plain, ours_sum, plain_sum = race(4 * run.rounds, *contenders)
     engine, pool = field.engine.pages, page_kind(field.slots.ctypes.data)
     case = (
         f"{'gather' if gather else 'scatter'} 1 MiB block, {field.segment >> 10} KiB segments, "

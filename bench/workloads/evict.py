@@ -60,7 +60,7 @@ def run(run: Run) -> Iterator[Row]:
     crowd = Crowd(1 << 16, 2048) if run.quick else Crowd(1 << 20, 8192)
     many = size(crowd.total)
     for batch in (1, 16, 256, 2048):
-        puts = Puts(run, crowd, batch, min(crowd.units, 64 * batch))
+        puts = Puts(run, crowd, batch, min(2048, 64 * batch))
         ours, plain = race(run.rounds, puts.ours, puts.ordered_dict)
         case = f"evicting put 4 KiB block, batches of {batch}, {many}, 1 thread, against an OrderedDict"
         yield rate_row(

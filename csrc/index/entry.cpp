@@ -135,7 +135,7 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
     const std::uint32_t at = free_records.back();
     free_records.pop_back();
     SlotRecord& slot = records[at];
-    slot.digest = key.digest;
+    set_key(slot, key);
     slot.parent = parent == kNoRow ? Digest{} : records[c.slot[parent]].digest;
     slot.parent_sub = parent == kNoRow ? std::uint16_t{0} : records[c.slot[parent]].sub;
     slot.arena = static_cast<std::uint16_t>(extents[shard].arena);
@@ -143,17 +143,15 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
     slot.length = shape.shard_bytes[shard];
     slot.checksum = 0;
     slot.entry = next_entry;
-    slot.ns = key.ns;
     slot.depth = depth;
-    slot.group = key.group;
-    slot.sub = key.sub;
     slot.shard = shard;
     slot.shards = shards;
     slot.owner = 0;
+    KVARTER_SYNC_POINT("reserve: slot");
     mark(slot, SlotState::kReserved, true);
     c.bytes[row] += slot.length;
     book.overhead += extents[shard].bytes - slot.length;
-    *chain = at;
+    share(*chain, at);
     chain = &c.next_shard[at];
   }
   *chain = kNoRow;
@@ -170,6 +168,7 @@ void Index::Impl::free_entry(std::uint32_t row) {
   set_state(row, RowState::kFree);
   for (std::uint32_t at = c.slot[row]; at != kNoRow;) {
     SlotRecord& slot = records[at];
+    KVARTER_SYNC_POINT("free: slot");
     mark(slot, SlotState::kFree, true);
     pool.extents().release({slot.arena, slot.offset, rounded(slot.length)});
     book.overhead -= rounded(slot.length) - slot.length;
@@ -194,8 +193,10 @@ void Index::Impl::drop(std::uint32_t row, Reason reason) {
   }
   // Readers go on under their leases; the next generation tells them afterwards that the block was withdrawn.
   set_state(row, RowState::kDead);
-  for (std::uint32_t shard = 0; shard < c.shards[row]; ++shard)
-    mark(record(row, shard), SlotState::kFree, true);
+  for (std::uint32_t at = c.slot[row]; at != kNoRow; at = c.next_shard[at]) {
+    KVARTER_SYNC_POINT("withdraw: slot");
+    mark(records[at], SlotState::kFree, true);
+  }
 }
 
 void Index::Impl::orphan_children(std::uint32_t row, Reason reason) {

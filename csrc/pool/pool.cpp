@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <utility>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -27,12 +28,23 @@ std::vector<Memfd> make_arenas(const std::vector<std::uint64_t>& sizes) {
   return arenas;
 }
 
+std::vector<std::uint64_t> sizes_of(const std::vector<Memfd>& arenas) {
+  std::vector<std::uint64_t> sizes;
+  for (const Memfd& arena : arenas) sizes.push_back(arena.bytes());
+  return sizes;
+}
+
 }  // namespace
 
 Pool::Pool(std::uint64_t bytes, std::uint64_t arena_bytes, bool populate)
     : arenas_(make_arenas(arena_sizes(bytes, arena_bytes))), extents_(arena_sizes(bytes, arena_bytes)) {
   for (const Memfd& arena : arenas_) bytes_ += arena.bytes();
   if (populate) populator_ = std::thread([this] { this->populate(); });
+}
+
+Pool::Pool(std::vector<Memfd> arenas)
+    : arenas_(std::move(arenas)), extents_(sizes_of(arenas_)), populated_(true) {
+  for (const Memfd& arena : arenas_) bytes_ += arena.bytes();
 }
 
 Pool::~Pool() {

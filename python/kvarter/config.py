@@ -62,6 +62,11 @@ class Config(BaseModel):
     flush_seconds: Seconds = Field(
         10.0, description="Longest wait for a copy whose source is about to be reused"
     )
+    boundary_interval: int = Field(
+        4096,
+        ge=1,
+        description="Tokens between the boundaries inside a prompt that sliding windows are kept for",
+    )
     copy_threads: int = Field(0, ge=0, le=64, description="Threads that copy; 0: in the engine's own thread")
     copy_member: Literal["host", "faulty"] = Field("host", description="Which copy engine")
     faults: Faults = Field(Faults.model_validate({}), description="For the faulty copy engine")

@@ -103,6 +103,14 @@ class CacheGroup:
             *(self.required, self.replicated, len(self.shard_bytes), *self.shard_bytes),
         )
 
+    def shard_of(self, rank: int) -> int:
+        """Which of a block's shards is a rank's."""
+        return 0 if self.replicated else rank
+
+    def written_by(self, rank: int) -> bool:
+        """Whether a rank stores its shard: of what all ranks have alike, the first one does."""
+        return rank == 0 or not self.replicated
+
     def blocks_at(self, boundary: int) -> range:
         """The blocks that this group needs at `boundary` tokens, a multiple of `block_tokens`."""
         end = -(-max(boundary - self.replay_tokens, 0) // self.block_tokens)

@@ -104,7 +104,7 @@ def pool_memory() -> int:
     files = {}
     for fd in Path("/proc").glob("[0-9]*/fd/*"):
         try:
-            if "memfd:kvarter-" in os.readlink(fd):
+            if "memfd:kvarter-" in str(fd.readlink()):
                 files[fd.stat().st_ino] = fd.stat().st_size
         except OSError:
             continue
