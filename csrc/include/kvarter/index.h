@@ -126,6 +126,7 @@ struct Counters {
       0;  // = loaded + load_failed + load_unused + load_expired + leased_now; read leases only
   std::uint64_t loaded = 0, load_failed = 0, load_unused = 0, load_expired = 0, leased_now = 0;
   std::uint64_t loaded_bytes = 0, stored_bytes = 0, evicted_bytes = 0;
+  std::uint64_t moved = 0, moved_bytes = 0;  // slots, and their payload, moved to make a hole
   std::uint64_t reasons[static_cast<int>(Reason::kCount)] = {};
 };
 
@@ -139,6 +140,7 @@ class Index {
   struct Options {
     std::uint32_t max_slots = 0;  // slot records; each shard of a block takes one
     double hold_share = 0.5;      // of the pool, that holds may cover
+    double headroom = 0.02;       // of the pool, that tick keeps free while anything is evictable
   };
 
   // REQUIRES: pool and clock outlive the index, and nobody else uses pool.extents().

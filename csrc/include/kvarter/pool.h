@@ -66,32 +66,68 @@ struct Extent {
   std::uint64_t bytes = 0;   // a multiple of kGranule
 };
 
-// Free space of all arenas: best fit, neighbours coalesced.
+inline constexpr std::uint32_t kNoSlot = 0xffffffff;
+
+struct Hole {
+  Extent extent;
+  std::uint32_t before = kNoSlot;  // the slot that ends where this hole, or the one it touches, begins
+};
+
+// Free space of all arenas, best fit, neighbours coalesced; and the slots in the order of their addresses, so
+// that whoever moves them finds what lies around a hole. A slot is a small number of the caller's own choice:
+// 8 bytes are kept for each number up to the highest one used, 100 or so for each hole.
 class Extents {
  public:
   explicit Extents(const std::vector<std::uint64_t>& arena_bytes);
 
-  // Smallest hole that fits, lowest address among equals. Nothing when no hole fits. REQUIRES: bytes > 0.
-  std::optional<Extent> allocate(std::uint64_t bytes);
-  // REQUIRES: extent came from allocate or claim and was not released since.
-  void release(const Extent& extent);
+  // For slot, the smallest hole that fits, lowest address among equals. Nothing when no hole fits.
+  // REQUIRES: bytes > 0; slot has no extent.
+  std::optional<Extent> allocate(std::uint64_t bytes, std::uint32_t slot);
+  // REQUIRES: extent is slot's, from allocate, claim or move.
+  void release(const Extent& extent, std::uint32_t slot);
   // Takes exactly this extent out of the free space (rebuild). False when any of it is taken or out of
-  // bounds.
-  bool claim(const Extent& extent);
+  // bounds. REQUIRES: slot has no extent.
+  bool claim(const Extent& extent, std::uint32_t slot);
+
+  // No hole that touches the window serves allocate or move until restore: what is moved out of the window
+  // must not land in it. One window at a time.
+  void withhold(const Extent& window);
+  void restore();
+  // Another extent of the same size for slot; its old one is free. Nothing, and no change, when no hole fits.
+  // REQUIRES: as release. The caller copies the bytes, before anything else is allocated.
+  std::optional<Extent> move(const Extent& extent, std::uint32_t slot);
+
+  // The slots next to this one in its arena by address, and an arena's first; kNoSlot when there is none.
+  std::uint32_t before(std::uint32_t slot) const { return before_[slot]; }
+  std::uint32_t after(std::uint32_t slot) const { return after_[slot]; }
+  std::uint32_t after(const Hole& hole) const {
+    return hole.before == kNoSlot ? first_[hole.extent.arena] : after_[hole.before];
+  }
 
   std::uint64_t free_bytes() const { return free_; }
   std::uint64_t largest_hole() const;
-  std::vector<Extent> holes() const;  // in address order; for the audit
+  std::vector<Hole> largest(std::size_t count) const;  // the largest first
+  std::vector<Extent> holes() const;                   // in address order; for the audit
 
  private:
   using Address = std::uint64_t;  // arena in the upper 20 bits, granule number in the lower 44
-  void insert(Address start, std::uint64_t granules);
-  void erase(std::pmr::map<Address, std::uint64_t>::iterator hole);
+  struct Free {
+    std::uint64_t granules;
+    std::uint32_t before;
+  };
+  using Holes = std::pmr::map<Address, Free>;
+  void insert(Address start, Free hole);
+  void erase(Holes::iterator hole);
+  bool withheld(Address start, std::uint64_t granules) const;
+  void link(std::uint32_t slot, std::uint32_t before, std::uint32_t arena);
 
   std::pmr::unsynchronized_pool_resource nodes_;  // holes come and go with every block: no malloc for each
-  std::pmr::map<Address, std::uint64_t> by_address_{&nodes_};
-  std::pmr::set<std::pair<std::uint64_t, Address>> by_size_{&nodes_};
+  Holes by_address_{&nodes_};
+  std::pmr::set<std::pair<std::uint64_t, Address>> by_size_{&nodes_};  // without the withheld ones
+  std::vector<std::uint32_t> before_, after_;                          // by slot
+  std::vector<std::uint32_t> first_;                                   // by arena
   std::vector<std::uint64_t> arena_granules_;
+  Address withheld_from_ = 0, withheld_to_ = 0;
   std::uint64_t free_ = 0;
 };
 
