@@ -157,7 +157,7 @@ void register_index(py::module_& m) {
              return std::make_unique<Index>(Index::Options{max_slots, hold_share, headroom}, pool, clock);
            }),
            py::arg("pool"), py::arg("clock"), py::arg("max_slots"), py::arg("hold_share") = 0.5,
-           py::arg("headroom") = 0.02,           py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+           py::arg("headroom") = 0.02, py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def(
           "open_namespace",
           [](Index& index, const py::bytes& digest,

@@ -47,7 +47,8 @@ std::optional<Extent> Index::Impl::allocate(std::uint64_t bytes, std::uint32_t s
   std::uint64_t budget = kMoveLimit * need;
   for (;;) {
     if (auto extent = extents.allocate(need, slot)) return extent;
-    if (extents.free_bytes() >= need && relocate(need, budget)) continue;
+    if (extents.free_bytes() >= need && (relocate(need, budget, false) || relocate(need, budget, true)))
+      continue;
     // A good part of what is needed before the next look for a window: looking costs more than evicting.
     const std::uint64_t enough = std::max(need, extents.free_bytes() + need / 8);
     if (!evict_one()) return std::nullopt;

@@ -127,9 +127,11 @@ struct Index::Impl {
   void keep_headroom();
 
   // relocate.cpp
-  bool movable(const SlotRecord& slot) const;  // whole, and nobody reads, writes or holds it
-  // Empties a window of `need` bytes by moving at most `budget` bytes, less what was moved afterwards.
-  bool relocate(std::uint64_t need, std::uint64_t& budget);
+  // The row of a slot that nobody reads, writes or holds; kNoRow otherwise.
+  std::uint32_t untouched(const SlotRecord& slot) const;
+  // Makes a hole of `need` bytes: empties a window by moving at most `budget` bytes, which becomes what is
+  // left of it. With `evicting`, what finds no room elsewhere is evicted.
+  bool relocate(std::uint64_t need, std::uint64_t& budget, bool evicting);
   bool move(std::uint32_t slot);
 
   // lease.cpp

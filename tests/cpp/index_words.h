@@ -34,9 +34,9 @@ struct World {
   Index index;
   std::uint32_t ns;
   explicit World(std::uint64_t bytes = 2 << 20, std::vector<GroupShape> groups = {{1, 1, true, {64 << 10}}},
-                 std::uint32_t max_slots = 256)
+                 std::uint32_t max_slots = 256, double headroom = 0.02)
       : pool(bytes, bytes, false),
-        index({max_slots, 0.5}, pool, clock),
+        index({max_slots, 0.5, headroom}, pool, clock),
         ns(index.open_namespace({1}, groups)) {}
 
   Chain chain(std::span<const Digest> digests) const { return {ns, 0, {}, digests}; }
@@ -70,6 +70,9 @@ struct World {
   Status lease(std::span<const Digest> digests, Range range, LeaseId& id, LeaseKind kind = LeaseKind::kRead,
                std::uint64_t deadline = kForever, std::uint64_t bytes = 0) {
     return index.lease(chain(digests), std::span(&range, 1), kind, 1, deadline, bytes, id);
+  }
+  SlotRecord& record(const Slot& slot) const {
+    return reinterpret_cast<SlotRecord*>(index.records().data() + records_bytes(0))[slot.record];
   }
   std::byte* bytes_of(const Slot& slot) const { return pool.arenas()[slot.arena].data() + slot.offset; }
   std::uint64_t reason(Reason r) const { return index.counters().reasons[static_cast<int>(r)]; }

@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
 
 using namespace kvarter;
@@ -22,44 +23,106 @@ TEST_CASE("an arena is aligned to huge pages, owner-only, and sealed against res
   CHECK(errno == EPERM);
 }
 
-TEST_CASE("holes never overlap, coalesce, and add up") {
-  Extents extents({1 << 20, 1 << 20});
+namespace {
+
+// The slots that are taken, by number: what an index keeps in its records.
+struct Taken {
+  Extents extents;
+  std::map<std::uint32_t, Extent> slots{};
+  std::uint32_t next = 0;
+
+  std::optional<Extent> take(std::uint64_t bytes) {
+    const auto extent = extents.allocate(bytes, next);
+    if (extent) slots[next++] = *extent;
+    return extent;
+  }
+  void give(std::uint32_t slot) {
+    extents.release(slots.at(slot), slot);
+    slots.erase(slot);
+  }
+  // Walks every arena by the links: the slots must come in the order of their addresses, all of them.
+  bool linked_in_order(std::uint32_t arenas) const {
+    std::size_t met = 0;
+    for (std::uint32_t arena = 0; arena < arenas; ++arena) {
+      std::uint64_t end = 0;
+      std::uint32_t before = kNoSlot;
+      for (std::uint32_t at = extents.after(Hole{{arena, 0, 0}, kNoSlot}); at != kNoSlot;
+           before = at, at = extents.after(at), ++met) {
+        const Extent& extent = slots.at(at);
+        if (extent.arena != arena || extent.offset < end || extents.before(at) != before) return false;
+        end = extent.offset + extent.bytes;
+      }
+    }
+    return met == slots.size();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("holes never overlap, coalesce, and add up, and slots are linked in the order of their addresses") {
+  Taken t{Extents({1 << 20, 1 << 20})};
   std::mt19937 random(7);
-  std::vector<Extent> taken;
+  int moves = 0;
   for (int i = 0; i < 5000; ++i) {
-    if (random() % 2 || taken.empty()) {
-      if (const auto extent = extents.allocate(1 + random() % 70000)) taken.push_back(*extent);
-    } else {
-      std::swap(taken[random() % taken.size()], taken.back());
-      extents.release(taken.back());
-      taken.pop_back();
+    const bool any = !t.slots.empty();
+    const std::uint32_t slot =
+        any ? std::next(t.slots.begin(), static_cast<long>(random() % t.slots.size()))->first : 0;
+    if (random() % 2 || !any) {
+      t.take(1 + random() % 70000);
+    } else if (random() % 3) {
+      t.give(slot);
+    } else if (const auto fresh = t.extents.move(t.slots[slot], slot)) {
+      t.slots[slot] = *fresh;
+      ++moves;
     }
     std::uint64_t used = 0;
-    for (const Extent& extent : taken) used += extent.bytes;
-    REQUIRE(extents.free_bytes() + used == 2 << 20);
+    for (const auto& [at, extent] : t.slots) used += extent.bytes;
+    REQUIRE(t.extents.free_bytes() + used == 2 << 20);
+    REQUIRE(t.linked_in_order(2));
   }
-  for (const Extent& extent : taken) extents.release(extent);
-  CHECK(extents.holes().size() == 2);
-  CHECK(extents.largest_hole() == 1 << 20);
+  CHECK(moves > 100);
+  while (!t.slots.empty()) t.give(t.slots.begin()->first);
+  CHECK(t.extents.holes().size() == 2);
+  CHECK(t.extents.largest_hole() == 1 << 20);
 }
 
 TEST_CASE("the smallest hole that fits is taken") {
-  Extents extents({1 << 20});
-  const auto a = extents.allocate(8192), keep = extents.allocate(4096), b = extents.allocate(4096),
-             keep2 = extents.allocate(4096);
-  extents.release(*a);
-  extents.release(*b);
-  CHECK(extents.allocate(4096)->offset == b->offset);
-  CHECK(keep->offset < keep2->offset);
+  Taken t{Extents({1 << 20})};
+  t.take(8192);
+  t.take(4096);
+  const auto small = t.take(4096);
+  t.take(4096);
+  t.give(0);
+  t.give(2);
+  CHECK(t.take(4096)->offset == small->offset);
+}
+
+TEST_CASE("a hole that touches the withheld window takes nothing until it is restored") {
+  Taken t{Extents({10 * kGranule})};
+  for (int i = 0; i < 10; ++i) t.take(kGranule);
+  for (const std::uint32_t slot : {2u, 3u, 8u}) t.give(slot);
+  t.extents.withhold({0, 3 * kGranule, 4 * kGranule});
+  CHECK(t.extents.largest_hole() == kGranule);
+  const auto fresh = t.extents.move(t.slots[4], 4);
+  REQUIRE(fresh);
+  CHECK(fresh->offset == 8 * kGranule);
+  t.slots[4] = *fresh;
+  CHECK_FALSE(t.extents.move(t.slots[5], 5));  // the last hole outside is taken
+  CHECK(t.linked_in_order(1));
+  t.extents.restore();
+  CHECK(t.extents.largest_hole() == 3 * kGranule);
+  CHECK(t.extents.largest(9).front().before == 1);
+  CHECK(t.take(3 * kGranule)->offset == 2 * kGranule);
+  CHECK(t.extents.free_bytes() == 0);
 }
 
 TEST_CASE("an extent that is taken or out of bounds cannot be claimed") {
   Extents extents({1 << 20});
-  CHECK(extents.claim({0, 4096, 8192}));
-  CHECK_FALSE(extents.claim({0, 8192, 8192}));
-  CHECK_FALSE(extents.claim({0, 1 << 20, 4096}));
-  CHECK_FALSE(extents.claim({1, 0, 4096}));
-  CHECK(extents.claim({0, 0, 4096}));
+  CHECK(extents.claim({0, 4096, 8192}, 0));
+  CHECK_FALSE(extents.claim({0, 8192, 8192}, 1));
+  CHECK_FALSE(extents.claim({0, 1 << 20, 4096}, 1));
+  CHECK_FALSE(extents.claim({1, 0, 4096}, 1));
+  CHECK(extents.claim({0, 0, 4096}, 1));
   CHECK(extents.free_bytes() == (1 << 20) - 3 * 4096);
 }
 

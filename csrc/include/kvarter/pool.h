@@ -4,7 +4,7 @@
 //
 // Threads: Memfd, Mapping-like members and check_memory are immutable after construction. Extents is not
 // synchronised; the index calls it under its writer mutex.
-// When full: allocate returns nothing and changes nothing.
+// When full: allocate and move return nothing and change nothing.
 
 #include <atomic>
 #include <cstddef>
