@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -151,6 +152,75 @@ TEST_CASE("a pool above the memory available or above its cgroup is refused with
   write("sys/fs/cgroup/c/memory.current", "41943040\n");
   CHECK(memory_limits(root.string()).cgroup_limit == 50 << 20);
   std::filesystem::remove_all(root);
+}
+
+namespace {
+
+// A system of the test's own: files under a directory that stands before /sys.
+struct System {
+  std::filesystem::path root =
+      std::filesystem::temp_directory_path() / ("kvarter-" + std::to_string(getpid()));
+  ~System() { std::filesystem::remove_all(root); }
+  void write(const std::string& path, const std::string& text) const {
+    std::filesystem::create_directories((root / path).parent_path());
+    std::ofstream(root / path) << text;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("reserved huge pages are taken when they suffice, else those that the kernel makes by itself") {
+  const System system;
+  const std::string mm = "sys/kernel/mm/", pages = mm + "hugepages/hugepages-2048kB/";
+  const auto best = [&] { return std::string(name(pages_at_start(8 << 20, system.root.string()))); };
+  CHECK(best() == "4k");
+  system.write(mm + "transparent_hugepage/shmem_enabled", "always within_size [advise] never deny force\n");
+  CHECK(best() == "thp");
+  system.write(pages + "free_hugepages", "5\n");
+  system.write(pages + "resv_hugepages", "2\n");
+  CHECK(best() == "thp");
+  system.write(pages + "resv_hugepages", "1\n");
+  CHECK(best() == "hugetlb");
+  system.write(pages + "free_hugepages", "0\n");
+  system.write(mm + "transparent_hugepage/shmem_enabled", "always within_size advise [never] deny force\n");
+  CHECK(best() == "4k");
+}
+
+TEST_CASE("a pool whose huge pages were taken by somebody else starts all the same") {
+  const System system;
+  system.write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "99999999\n");
+  const Pool pool(8 << 20, 8 << 20, false, true, system.root.string());
+  std::memset(pool.arenas()[0].data(), 1, pool.bytes());
+  CHECK(pool.bytes() == 8 << 20);
+}
+
+TEST_CASE("every NUMA node has an arena, and a node that the kernel refuses is no error") {
+  const System system;
+  system.write("sys/devices/system/node/online", "0-1,511\n");
+  CHECK(numa_nodes(system.root.string()) == std::vector<int>{0, 1, 511});
+  const Pool pool(12 << 20, 12 << 20, false, true, system.root.string());
+  CHECK(pool.arenas().size() == 3);
+  CHECK(pool.nodes().size() == 3);
+  CHECK(pool.nodes()[2] == -1);
+  system.write("sys/devices/system/node/online", "0\n");
+  CHECK(Pool(12 << 20, 12 << 20, false, true, system.root.string()).nodes() == std::vector<int>{-1});
+}
+
+TEST_CASE("a pool's bytes are what they were when its pages have been collapsed") {
+  const Pool pool(8 << 20, 4 << 20, true), small(8 << 20, 4 << 20, true, false),
+      untouched(8 << 20, 4 << 20, false);
+  for (const Memfd& arena : pool.arenas())
+    for (std::uint64_t at = 0; at < arena.bytes(); at += kGranule)
+      arena.data()[at] = std::byte(at / kGranule * 7);
+  while (!pool.populated() || !small.populated()) usleep(1000);
+  for (int i = 0; i < 2000 && pool.pages() == Pages::k4k; ++i)
+    usleep(1000);  // where the kernel cannot, it stays
+  for (const Memfd& arena : pool.arenas())
+    for (std::uint64_t at = 0; at < arena.bytes(); at += kGranule)
+      REQUIRE(arena.data()[at] == std::byte(at / kGranule * 7));
+  CHECK(small.pages() == Pages::k4k);
+  CHECK(untouched.pages() != Pages::kCollapsed);
+  CHECK_FALSE(untouched.populated());
 }
 
 TEST_CASE("arenas are populated in the background") {
