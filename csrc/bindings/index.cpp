@@ -108,6 +108,8 @@ py::dict counters_dict(const Counters& n) {
   d["loaded_bytes"] = n.loaded_bytes;
   d["stored_bytes"] = n.stored_bytes;
   d["evicted_bytes"] = n.evicted_bytes;
+  d["moved"] = n.moved;
+  d["moved_bytes"] = n.moved_bytes;
   for (int r = 1; r < static_cast<int>(Reason::kCount); ++r) d[name(static_cast<Reason>(r))] = n.reasons[r];
   return d;
 }
@@ -153,11 +155,12 @@ void register_index(py::module_& m) {
 
   using release = py::call_guard<py::gil_scoped_release>;
   py::class_<Index>(m, "Index", "What is in the pool, where, and whose; see csrc/include/kvarter/index.h.")
-      .def(py::init([](Pool& pool, const Clock& clock, std::uint32_t max_slots, double hold_share) {
-             return std::make_unique<Index>(Index::Options{max_slots, hold_share}, pool, clock);
+      .def(py::init([](Pool& pool, const Clock& clock, std::uint32_t max_slots, double hold_share,
+                       double headroom) {
+             return std::make_unique<Index>(Index::Options{max_slots, hold_share, headroom}, pool, clock);
            }),
            py::arg("pool"), py::arg("clock"), py::arg("max_slots"), py::arg("hold_share") = 0.5,
-           py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
+           py::arg("headroom") = 0.02, py::keep_alive<1, 2>(), py::keep_alive<1, 3>())
       .def(
           "open_namespace",
           [](Index& index, const py::bytes& digest,

@@ -162,6 +162,7 @@ py::array_t<bool> unchanged(const Mapping& mapping, const Column<std::uint32_t>&
   const auto* slots = reinterpret_cast<const SlotRecord*>(mapping.records().data() + records_bytes(0));
   const std::uint64_t count = (mapping.records().size() - records_bytes(0)) / sizeof(SlotRecord);
   py::array_t<bool> result(records.size());
+  std::atomic_thread_fence(std::memory_order_acquire);  // the copy's reads come before the words'
   for (py::ssize_t i = 0; i < records.size(); ++i) {
     const std::uint32_t at = records.data()[i];
     result.mutable_data()[i] =

@@ -23,10 +23,14 @@ void register_pool(py::module_& m) {
       "Raises ValueError, with the numbers, when a pool of `bytes` does not fit.");
 
   py::class_<Pool>(m, "Pool", "Shared-memory arenas; the index owns what is in them.")
-      .def(py::init<std::uint64_t, std::uint64_t, bool>(), py::arg("bytes"), py::arg("arena_bytes"),
-           py::arg("populate") = true)
+      .def(py::init<std::uint64_t, std::uint64_t, bool, bool>(), py::arg("bytes"), py::arg("arena_bytes"),
+           py::arg("populate") = true, py::arg("huge_pages") = true)
       .def_property_readonly("bytes", &Pool::bytes)
       .def_property_readonly("populated", &Pool::populated)
+      .def_property_readonly(
+          "pages", [](const Pool& pool) { return name(pool.pages()); },
+          "What the arenas are made of: 'hugetlb', 'thp', 'collapsed' or '4k', which may yet be collapsed.")
+      .def_property_readonly("nodes", &Pool::nodes, "The NUMA node of each arena; -1 where none was chosen.")
       .def_property_readonly("largest_hole", [](const Pool& pool) { return pool.extents().largest_hole(); })
       .def_property_readonly(
           "arenas",

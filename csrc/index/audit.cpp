@@ -113,6 +113,11 @@ std::vector<std::string> Index::audit() const {
       bytes += slot.length;
       extents.push_back({slot.arena, slot.offset, rounded(slot.length)});
       counted.overhead += rounded(slot.length) - slot.length;
+      const std::uint32_t next = x.pool.extents().after(at);
+      findings.require(next == kNoSlot || (x.records[next].arena == slot.arena &&
+                                           x.records[next].offset >= slot.offset + rounded(slot.length) &&
+                                           x.pool.extents().before(next) == at),
+                       who + ": its slot and the next one are out of order");
       findings.require(agrees(state, flight, shard, slot.state()), who + ": its record is in another state");
     }
     findings.equal(who + ": shards", shard, x.c.shards[row]);

@@ -110,15 +110,10 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
       refusal = Reason::kNoSpace;
       return kNoRow;
     }
-  std::vector<Extent> extents;
-  for (std::uint64_t bytes : shape.shard_bytes) {
-    const auto extent = allocate(bytes);
-    if (!extent) {
-      for (const Extent& taken : extents) pool.extents().release(taken);
-      refusal = Reason::kNoSpace;
-      return kNoRow;
-    }
-    extents.push_back(*extent);
+  const std::uint32_t first = make_slots(shape);
+  if (first == kNoRow) {
+    refusal = Reason::kNoSpace;
+    return kNoRow;
   }
   const std::uint32_t row = free_rows.back();
   free_rows.pop_back();
@@ -130,31 +125,23 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
   c.first_child[row] = kNoRow;
   c.last_use[row] = clock.now();
   c.bytes[row] = 0;
-  std::uint32_t* chain = &c.slot[row];
-  for (std::uint16_t shard = 0; shard < shards; ++shard) {
-    const std::uint32_t at = free_records.back();
-    free_records.pop_back();
+  share(c.slot[row], first);
+  std::uint16_t shard = 0;
+  for (std::uint32_t at = first; at != kNoRow; at = c.next_shard[at]) {
     SlotRecord& slot = records[at];
     set_key(slot, key);
     slot.parent = parent == kNoRow ? Digest{} : records[c.slot[parent]].digest;
     slot.parent_sub = parent == kNoRow ? std::uint16_t{0} : records[c.slot[parent]].sub;
-    slot.arena = static_cast<std::uint16_t>(extents[shard].arena);
-    slot.offset = extents[shard].offset;
-    slot.length = shape.shard_bytes[shard];
     slot.checksum = 0;
     slot.entry = next_entry;
     slot.depth = depth;
-    slot.shard = shard;
+    slot.shard = shard++;
     slot.shards = shards;
     slot.owner = 0;
     KVARTER_SYNC_POINT("reserve: slot");
     mark(slot, SlotState::kReserved, true);
     c.bytes[row] += slot.length;
-    book.overhead += extents[shard].bytes - slot.length;
-    share(*chain, at);
-    chain = &c.next_shard[at];
   }
-  *chain = kNoRow;
   ++next_entry;
   ++namespaces[key.ns].rows;
   set_state(row, RowState::kInFlight);
@@ -163,18 +150,46 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
   return row;
 }
 
-// REQUIRES: out of the table, unlinked, no children, no leases.
-void Index::Impl::free_entry(std::uint32_t row) {
-  set_state(row, RowState::kFree);
-  for (std::uint32_t at = c.slot[row]; at != kNoRow;) {
+std::uint32_t Index::Impl::make_slots(const GroupShape& shape) {
+  std::uint32_t first = kNoRow;
+  std::uint32_t* link = &first;
+  for (const std::uint64_t bytes : shape.shard_bytes) {
+    const std::uint32_t at = free_records.back();
+    free_records.pop_back();
+    const auto extent = allocate(bytes, at);
+    if (!extent) {
+      free_records.push_back(at);
+      free_slots(first);
+      return kNoRow;
+    }
+    // At once: a search for a window walks over it before the next shard has its extent.
+    SlotRecord& slot = records[at];
+    slot.arena = static_cast<std::uint16_t>(extent->arena);
+    slot.offset = extent->offset;
+    slot.length = bytes;
+    book.overhead += extent->bytes - bytes;
+    c.next_shard[at] = kNoRow;
+    *link = at;
+    link = &c.next_shard[at];
+  }
+  return first;
+}
+
+void Index::Impl::free_slots(std::uint32_t first) {
+  for (std::uint32_t at = first; at != kNoRow; at = c.next_shard[at]) {
     SlotRecord& slot = records[at];
     KVARTER_SYNC_POINT("free: slot");
     mark(slot, SlotState::kFree, true);
-    pool.extents().release({slot.arena, slot.offset, rounded(slot.length)});
+    pool.extents().release({slot.arena, slot.offset, rounded(slot.length)}, at);
     book.overhead -= rounded(slot.length) - slot.length;
     free_records.push_back(at);
-    at = c.next_shard[at];
   }
+}
+
+// REQUIRES: out of the table, unlinked, no children, no leases.
+void Index::Impl::free_entry(std::uint32_t row) {
+  set_state(row, RowState::kFree);
+  free_slots(c.slot[row]);
   --namespaces[c.ns[row]].rows;
   ++c.generation[row];
   free_rows.push_back(row);

@@ -5,6 +5,12 @@
 #include "index/impl.h"
 
 namespace kvarter {
+namespace {
+
+constexpr std::uint64_t kMoveLimit = 2;  // bytes moved for one put, for each of its own
+constexpr int kHeadroomBlocks = 256;     // evicted in one tick: well under a millisecond
+
+}  // namespace
 
 bool Index::Impl::evictable(std::uint32_t row) const {
   return state(row) == RowState::kResident && c.children[row] == 0 && c.leases[row] == 0 && c.pins[row] == 0;
@@ -34,10 +40,26 @@ bool Index::Impl::evict_one() {
   return false;
 }
 
-std::optional<Extent> Index::Impl::allocate(std::uint64_t bytes) {
+std::optional<Extent> Index::Impl::allocate(std::uint64_t bytes, std::uint32_t slot) {
+  Extents& extents = pool.extents();
+  const std::uint64_t need = rounded(bytes);
+  if (need > pool.arenas().front().bytes()) return std::nullopt;  // no arena is larger
+  std::uint64_t budget = kMoveLimit * need;
   for (;;) {
-    if (auto extent = pool.extents().allocate(bytes)) return extent;
-    if (bytes > pool.bytes() || !evict_one()) return std::nullopt;
+    if (auto extent = extents.allocate(need, slot)) return extent;
+    if (extents.free_bytes() >= need && (relocate(need, budget, false) || relocate(need, budget, true)))
+      continue;
+    // A good part of what is needed before the next look for a window: looking costs more than evicting.
+    const std::uint64_t enough = std::max(need, extents.free_bytes() + need / 8);
+    if (!evict_one()) return std::nullopt;
+    while (extents.free_bytes() < enough && extents.largest_hole() < need && evict_one()) {
+    }
+  }
+}
+
+void Index::Impl::keep_headroom() {
+  const auto wanted = static_cast<std::uint64_t>(options.headroom * static_cast<double>(pool.bytes()));
+  for (int i = 0; i < kHeadroomBlocks && pool.extents().free_bytes() < wanted && evict_one(); ++i) {
   }
 }
 

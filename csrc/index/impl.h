@@ -2,7 +2,8 @@
 // What the parts of the index share. One file for each part:
 //   table.cpp   key -> row            probe.cpp   leading, last_run, contains: without the mutex
 //   entry.cpp   rows, slots, links    lease.cpp   read leases, holds, pins
-//   evict.cpp   victims, room         flight.cpp  reserve, complete, abort, quarantine, endings
+//   evict.cpp   victims, room         relocate.cpp  room by moving
+//   flight.cpp  reserve, complete, abort, quarantine, endings
 //   index.cpp   construction, namespaces, tick    audit.cpp, rebuild.cpp
 // Everything below is called with the mutex held, except where it says otherwise.
 
@@ -136,6 +137,9 @@ struct Index::Impl {
   std::uint32_t make_entry(const Key& key, const GroupShape& shape, std::uint32_t parent, std::uint32_t depth,
                            Reason& refusal);
   void free_entry(std::uint32_t row);
+  // Slots for all shards, chained by next_shard; kNoRow when there is no room. free_slots gives them back.
+  std::uint32_t make_slots(const GroupShape& shape);
+  void free_slots(std::uint32_t first);
   // Takes a resident entry out of the index: freed at once, or dead until its last lease ends.
   void drop(std::uint32_t row, Reason reason);
   void drop_subtree(std::uint32_t row, Reason own, Reason below);
@@ -145,7 +149,16 @@ struct Index::Impl {
   bool evictable(std::uint32_t row) const;
   void offer_victim(std::uint32_t row);
   bool evict_one();
-  std::optional<Extent> allocate(std::uint64_t bytes);
+  std::optional<Extent> allocate(std::uint64_t bytes, std::uint32_t slot);
+  void keep_headroom();
+
+  // relocate.cpp
+  // The row of a slot that nobody reads, writes or holds; kNoRow otherwise.
+  std::uint32_t untouched(const SlotRecord& slot) const;
+  // Makes a hole of `need` bytes: empties a window by moving at most `budget` bytes, which becomes what is
+  // left of it. With `evicting`, what finds no room elsewhere is evicted.
+  bool relocate(std::uint64_t need, std::uint64_t& budget, bool evicting);
+  bool move(std::uint32_t slot);
 
   // lease.cpp
   bool resident_rows(const Chain& chain, const GroupShape& shape, const Range& range,

@@ -181,6 +181,7 @@ std::vector<FenceRequest> Index::tick() {
   std::ranges::sort(late, std::ranges::greater{}, [&](std::uint32_t row) { return x.c.depth[row]; });
   for (const std::uint32_t row : late) x.quarantine(row);
   x.sweep();
+  x.keep_headroom();
   std::vector<FenceRequest> fences;
   for (const auto& [row, flight] : x.flights)
     for (const Writer& writer : flight.writers)

@@ -49,7 +49,7 @@ void Index::Impl::rebuild() {
   for (std::uint32_t at = 0; at < options.max_slots; ++at) {
     SlotRecord& slot = records[at];
     if (slot.state() == SlotState::kFree || slot.ns >= kMaxNamespaces || slot.shard >= slot.shards ||
-        !pool.extents().claim({slot.arena, slot.offset, rounded(slot.length)})) {
+        !pool.extents().claim({slot.arena, slot.offset, rounded(slot.length)}, at)) {
       if (slot.state() != SlotState::kFree) mark(slot, SlotState::kFree, true);
       continue;
     }

@@ -9,46 +9,23 @@
 #include <string>
 #include <system_error>
 
+#include "kvarter/pool.h"
+
 namespace kvarter {
 namespace {
 
-constexpr std::uint64_t kHuge = 2u << 20;
-
 [[noreturn]] void refuse(const std::string& what) { throw std::invalid_argument(what); }
 
-[[noreturn]] void fail(const char* call, std::uint64_t bytes) {
-  throw std::system_error(errno, std::generic_category(),
-                          std::string(call) + " of " + std::to_string(bytes) + " bytes of the pool");
-}
-
-// mmap only promises page alignment: reserve 2 MiB more, map at the first aligned address, give back the
-// rest.
-std::span<std::byte> map_aligned(const Exported& file) {
+std::span<std::byte> map_file(const Exported& file) {
   struct stat status{};
-  if (::fstat(file.fd, &status) != 0) fail("fstat", file.bytes);
+  if (::fstat(file.fd, &status) != 0)
+    throw std::system_error(errno, std::generic_category(),
+                            "fstat of a pool file of " + std::to_string(file.bytes) + " bytes");
   if (file.bytes == 0 || static_cast<std::uint64_t>(status.st_size) < file.bytes)
     refuse("a pool file of kind " + std::to_string(static_cast<std::uint32_t>(file.kind)) + " is " +
            std::to_string(status.st_size) + " bytes long, expected at least " + std::to_string(file.bytes) +
            " and more than 0");
-  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
-  const std::uint64_t length = (file.bytes + page - 1) / page * page;
-  void* const reserved =
-      ::mmap(nullptr, length + kHuge, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (reserved == MAP_FAILED) fail("mmap", length);
-  auto* const start = static_cast<std::byte*>(reserved);
-  const std::uint64_t skip = (kHuge - reinterpret_cast<std::uintptr_t>(start) % kHuge) % kHuge;
-  std::byte* const base = start + skip;
-  if (skip != 0) ::munmap(start, skip);
-  ::munmap(base + length, kHuge - skip);
-  const int rights = file.kind == ArenaKind::kPayload ? PROT_READ | PROT_WRITE : PROT_READ;
-  if (::mmap(base, length, rights, MAP_SHARED | MAP_FIXED, file.fd, 0) == MAP_FAILED ||
-      ::madvise(base, length, MADV_DONTFORK) != 0 || ::madvise(base, length, MADV_DONTDUMP) != 0) {
-    const int error = errno;
-    ::munmap(base, length);
-    errno = error;
-    fail("mmap", length);
-  }
-  return {base, file.bytes};
+  return {map_shared(file.fd, file.bytes, file.kind == ArenaKind::kPayload), file.bytes};
 }
 
 }  // namespace
@@ -78,7 +55,7 @@ Mapping::Mapping(std::span<const Exported> exported) : process_(::getpid()) {
       if (!place->empty())
         refuse("two pool files of kind " + std::to_string(static_cast<std::uint32_t>(file.kind)) +
                ", arena " + std::to_string(file.arena));
-      *place = map_aligned(file);
+      *place = map_file(file);
     }
   } catch (...) {
     unmap();

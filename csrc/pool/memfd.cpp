@@ -21,27 +21,34 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
                           std::string(what) + " of " + std::to_string(bytes) + " bytes of shared memory");
 }
 
-// mmap gives page alignment only: reserve 2 MiB more, then map over the aligned part of the reservation.
-std::byte* map_aligned(int fd, std::uint64_t bytes) {
+}  // namespace
+
+std::byte* map_shared(int fd, std::uint64_t bytes, bool writable) {
+  // mmap gives page alignment only: reserve 2 MiB more, then map over the aligned part of the reservation.
+  bytes = round_up(bytes, static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE)));
   void* hole =
       mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (hole == MAP_FAILED) fail("reserving addresses", bytes);
-  auto start = reinterpret_cast<std::uintptr_t>(hole);
-  auto aligned = round_up(start, kHugePage);
+  const auto start = reinterpret_cast<std::uintptr_t>(hole), aligned = round_up(start, kHugePage);
   if (aligned > start) munmap(hole, aligned - start);
-  munmap(reinterpret_cast<void*>(aligned + bytes), start + kHugePage - aligned);
-  void* data =
-      mmap(reinterpret_cast<void*>(aligned), bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
-  if (data == MAP_FAILED) fail("mapping", bytes);
-  madvise(data, bytes, MADV_DONTFORK);
-  madvise(data, bytes, MADV_DONTDUMP);
+  if (aligned < start + kHugePage)
+    munmap(reinterpret_cast<void*>(aligned + bytes), start + kHugePage - aligned);
+  void* data = reinterpret_cast<void*>(aligned);
+  if (mmap(data, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) ==
+          MAP_FAILED ||
+      madvise(data, bytes, MADV_DONTFORK) || madvise(data, bytes, MADV_DONTDUMP)) {
+    const int error = errno;
+    munmap(data, bytes);
+    errno = error;
+    fail("mapping", bytes);
+  }
   return static_cast<std::byte*>(data);
 }
 
-}  // namespace
-
-Memfd::Memfd(const std::string& name, std::uint64_t bytes) : bytes_(round_up(bytes, kGranule)) {
-  fd_ = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
+Memfd::Memfd(const std::string& name, std::uint64_t bytes, bool hugetlb)
+    : bytes_(round_up(bytes, hugetlb ? kHugePage : kGranule)) {
+  fd_ = memfd_create(name.c_str(),
+                     MFD_CLOEXEC | MFD_ALLOW_SEALING | (hugetlb ? MFD_HUGETLB | MFD_HUGE_2MB : 0u));
   if (fd_ < 0) fail("memfd_create", bytes_);
   if (fchmod(fd_, 0600) || ftruncate(fd_, static_cast<off_t>(bytes_)) || fcntl(fd_, F_ADD_SEALS, kSeals)) {
     int error = errno;
@@ -49,7 +56,12 @@ Memfd::Memfd(const std::string& name, std::uint64_t bytes) : bytes_(round_up(byt
     errno = error;
     fail("sizing and sealing", bytes_);
   }
-  data_ = map_aligned(fd_, bytes_);
+  try {
+    data_ = map_shared(fd_, bytes_, true);
+  } catch (...) {
+    close(fd_);
+    throw;
+  }
 }
 
 Memfd Memfd::adopt(int fd) {
@@ -62,7 +74,7 @@ Memfd Memfd::adopt(int fd) {
                                 std::to_string(status.st_size) + " bytes, expected granules of " +
                                 std::to_string(kGranule));
   const auto bytes = static_cast<std::uint64_t>(status.st_size);
-  return {fd, bytes, map_aligned(fd, bytes)};
+  return {fd, bytes, map_shared(fd, bytes, true)};
 }
 
 Memfd::Memfd(Memfd&& other) noexcept

@@ -75,9 +75,9 @@ struct World {
   Index index;
   std::uint32_t ns;
   explicit World(std::uint64_t bytes = 2 << 20, std::vector<GroupShape> groups = {{1, 1, true, {64 << 10}}},
-                 std::uint32_t max_slots = 256)
+                 std::uint32_t max_slots = 256, double headroom = 0.02)
       : pool(bytes, bytes, false),
-        index({max_slots, 0.5}, pool, clock),
+        index({max_slots, 0.5, headroom}, pool, clock),
         ns(index.open_namespace({1}, groups)) {}
   // Goes on with what another world's process left.
   World(std::vector<Memfd> arenas, Memfd records, const Digest& space, const std::vector<GroupShape>& groups,
@@ -136,6 +136,9 @@ struct World {
   }
   std::uint64_t checksum_of(const Slot& slot) const {
     return xxh3_64({reinterpret_cast<const std::uint8_t*>(bytes_of(slot)), slot.length});
+  }
+  SlotRecord& record(const Slot& slot) const {
+    return reinterpret_cast<SlotRecord*>(index.records().data() + records_bytes(0))[slot.record];
   }
   std::byte* bytes_of(const Slot& slot) const { return pool.arenas()[slot.arena].data() + slot.offset; }
   std::uint64_t reason(Reason r) const { return index.counters().reasons[static_cast<int>(r)]; }

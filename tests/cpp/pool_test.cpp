@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <random>
 
 using namespace kvarter;
@@ -22,44 +24,106 @@ TEST_CASE("an arena is aligned to huge pages, owner-only, and sealed against res
   CHECK(errno == EPERM);
 }
 
-TEST_CASE("holes never overlap, coalesce, and add up") {
-  Extents extents({1 << 20, 1 << 20});
+namespace {
+
+// The slots that are taken, by number: what an index keeps in its records.
+struct Taken {
+  Extents extents;
+  std::map<std::uint32_t, Extent> slots{};
+  std::uint32_t next = 0;
+
+  std::optional<Extent> take(std::uint64_t bytes) {
+    const auto extent = extents.allocate(bytes, next);
+    if (extent) slots[next++] = *extent;
+    return extent;
+  }
+  void give(std::uint32_t slot) {
+    extents.release(slots.at(slot), slot);
+    slots.erase(slot);
+  }
+  // Walks every arena by the links: the slots must come in the order of their addresses, all of them.
+  bool linked_in_order(std::uint32_t arenas) const {
+    std::size_t met = 0;
+    for (std::uint32_t arena = 0; arena < arenas; ++arena) {
+      std::uint64_t end = 0;
+      std::uint32_t before = kNoSlot;
+      for (std::uint32_t at = extents.after(Hole{{arena, 0, 0}, kNoSlot}); at != kNoSlot;
+           before = at, at = extents.after(at), ++met) {
+        const Extent& extent = slots.at(at);
+        if (extent.arena != arena || extent.offset < end || extents.before(at) != before) return false;
+        end = extent.offset + extent.bytes;
+      }
+    }
+    return met == slots.size();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("holes never overlap, coalesce, and add up, and slots are linked in the order of their addresses") {
+  Taken t{Extents({1 << 20, 1 << 20})};
   std::mt19937 random(7);
-  std::vector<Extent> taken;
+  int moves = 0;
   for (int i = 0; i < 5000; ++i) {
-    if (random() % 2 || taken.empty()) {
-      if (const auto extent = extents.allocate(1 + random() % 70000)) taken.push_back(*extent);
-    } else {
-      std::swap(taken[random() % taken.size()], taken.back());
-      extents.release(taken.back());
-      taken.pop_back();
+    const bool any = !t.slots.empty();
+    const std::uint32_t slot =
+        any ? std::next(t.slots.begin(), static_cast<long>(random() % t.slots.size()))->first : 0;
+    if (random() % 2 || !any) {
+      t.take(1 + random() % 70000);
+    } else if (random() % 3) {
+      t.give(slot);
+    } else if (const auto fresh = t.extents.move(t.slots[slot], slot)) {
+      t.slots[slot] = *fresh;
+      ++moves;
     }
     std::uint64_t used = 0;
-    for (const Extent& extent : taken) used += extent.bytes;
-    REQUIRE(extents.free_bytes() + used == 2 << 20);
+    for (const auto& [at, extent] : t.slots) used += extent.bytes;
+    REQUIRE(t.extents.free_bytes() + used == 2 << 20);
+    REQUIRE(t.linked_in_order(2));
   }
-  for (const Extent& extent : taken) extents.release(extent);
-  CHECK(extents.holes().size() == 2);
-  CHECK(extents.largest_hole() == 1 << 20);
+  CHECK(moves > 100);
+  while (!t.slots.empty()) t.give(t.slots.begin()->first);
+  CHECK(t.extents.holes().size() == 2);
+  CHECK(t.extents.largest_hole() == 1 << 20);
 }
 
 TEST_CASE("the smallest hole that fits is taken") {
-  Extents extents({1 << 20});
-  const auto a = extents.allocate(8192), keep = extents.allocate(4096), b = extents.allocate(4096),
-             keep2 = extents.allocate(4096);
-  extents.release(*a);
-  extents.release(*b);
-  CHECK(extents.allocate(4096)->offset == b->offset);
-  CHECK(keep->offset < keep2->offset);
+  Taken t{Extents({1 << 20})};
+  t.take(8192);
+  t.take(4096);
+  const auto small = t.take(4096);
+  t.take(4096);
+  t.give(0);
+  t.give(2);
+  CHECK(t.take(4096)->offset == small->offset);
+}
+
+TEST_CASE("a hole that touches the withheld window takes nothing until it is restored") {
+  Taken t{Extents({10 * kGranule})};
+  for (int i = 0; i < 10; ++i) t.take(kGranule);
+  for (const std::uint32_t slot : {2u, 3u, 8u}) t.give(slot);
+  t.extents.withhold({0, 3 * kGranule, 4 * kGranule});
+  CHECK(t.extents.largest_hole() == kGranule);
+  const auto fresh = t.extents.move(t.slots[4], 4);
+  REQUIRE(fresh);
+  CHECK(fresh->offset == 8 * kGranule);
+  t.slots[4] = *fresh;
+  CHECK_FALSE(t.extents.move(t.slots[5], 5));  // the last hole outside is taken
+  CHECK(t.linked_in_order(1));
+  t.extents.restore();
+  CHECK(t.extents.largest_hole() == 3 * kGranule);
+  CHECK(t.extents.largest(9).front().before == 1);
+  CHECK(t.take(3 * kGranule)->offset == 2 * kGranule);
+  CHECK(t.extents.free_bytes() == 0);
 }
 
 TEST_CASE("an extent that is taken or out of bounds cannot be claimed") {
   Extents extents({1 << 20});
-  CHECK(extents.claim({0, 4096, 8192}));
-  CHECK_FALSE(extents.claim({0, 8192, 8192}));
-  CHECK_FALSE(extents.claim({0, 1 << 20, 4096}));
-  CHECK_FALSE(extents.claim({1, 0, 4096}));
-  CHECK(extents.claim({0, 0, 4096}));
+  CHECK(extents.claim({0, 4096, 8192}, 0));
+  CHECK_FALSE(extents.claim({0, 8192, 8192}, 1));
+  CHECK_FALSE(extents.claim({0, 1 << 20, 4096}, 1));
+  CHECK_FALSE(extents.claim({1, 0, 4096}, 1));
+  CHECK(extents.claim({0, 0, 4096}, 1));
   CHECK(extents.free_bytes() == (1 << 20) - 3 * 4096);
 }
 
@@ -88,6 +152,75 @@ TEST_CASE("a pool above the memory available or above its cgroup is refused with
   write("sys/fs/cgroup/c/memory.current", "41943040\n");
   CHECK(memory_limits(root.string()).cgroup_limit == 50 << 20);
   std::filesystem::remove_all(root);
+}
+
+namespace {
+
+// A system of the test's own: files under a directory that stands before /sys.
+struct System {
+  std::filesystem::path root =
+      std::filesystem::temp_directory_path() / ("kvarter-" + std::to_string(getpid()));
+  ~System() { std::filesystem::remove_all(root); }
+  void write(const std::string& path, const std::string& text) const {
+    std::filesystem::create_directories((root / path).parent_path());
+    std::ofstream(root / path) << text;
+  }
+};
+
+}  // namespace
+
+TEST_CASE("reserved huge pages are taken when they suffice, else those that the kernel makes by itself") {
+  const System system;
+  const std::string mm = "sys/kernel/mm/", pages = mm + "hugepages/hugepages-2048kB/";
+  const auto best = [&] { return std::string(name(pages_at_start(8 << 20, system.root.string()))); };
+  CHECK(best() == "4k");
+  system.write(mm + "transparent_hugepage/shmem_enabled", "always within_size [advise] never deny force\n");
+  CHECK(best() == "thp");
+  system.write(pages + "free_hugepages", "5\n");
+  system.write(pages + "resv_hugepages", "2\n");
+  CHECK(best() == "thp");
+  system.write(pages + "resv_hugepages", "1\n");
+  CHECK(best() == "hugetlb");
+  system.write(pages + "free_hugepages", "0\n");
+  system.write(mm + "transparent_hugepage/shmem_enabled", "always within_size advise [never] deny force\n");
+  CHECK(best() == "4k");
+}
+
+TEST_CASE("a pool whose huge pages were taken by somebody else starts all the same") {
+  const System system;
+  system.write("sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages", "99999999\n");
+  const Pool pool(8 << 20, 8 << 20, false, true, system.root.string());
+  std::memset(pool.arenas()[0].data(), 1, pool.bytes());
+  CHECK(pool.bytes() == 8 << 20);
+}
+
+TEST_CASE("every NUMA node has an arena, and a node that the kernel refuses is no error") {
+  const System system;
+  system.write("sys/devices/system/node/online", "0-1,511\n");
+  CHECK(numa_nodes(system.root.string()) == std::vector<int>{0, 1, 511});
+  const Pool pool(12 << 20, 12 << 20, false, true, system.root.string());
+  CHECK(pool.arenas().size() == 3);
+  CHECK(pool.nodes().size() == 3);
+  CHECK(pool.nodes()[2] == -1);
+  system.write("sys/devices/system/node/online", "0\n");
+  CHECK(Pool(12 << 20, 12 << 20, false, true, system.root.string()).nodes() == std::vector<int>{-1});
+}
+
+TEST_CASE("a pool's bytes are what they were when its pages have been collapsed") {
+  const Pool pool(8 << 20, 4 << 20, true), small(8 << 20, 4 << 20, true, false),
+      untouched(8 << 20, 4 << 20, false);
+  for (const Memfd& arena : pool.arenas())
+    for (std::uint64_t at = 0; at < arena.bytes(); at += kGranule)
+      arena.data()[at] = std::byte(at / kGranule * 7);
+  while (!pool.populated() || !small.populated()) usleep(1000);
+  for (int i = 0; i < 2000 && pool.pages() == Pages::k4k; ++i)
+    usleep(1000);  // where the kernel cannot, it stays
+  for (const Memfd& arena : pool.arenas())
+    for (std::uint64_t at = 0; at < arena.bytes(); at += kGranule)
+      REQUIRE(arena.data()[at] == std::byte(at / kGranule * 7));
+  CHECK(small.pages() == Pages::k4k);
+  CHECK(untouched.pages() != Pages::kCollapsed);
+  CHECK_FALSE(untouched.populated());
 }
 
 TEST_CASE("arenas are populated in the background") {

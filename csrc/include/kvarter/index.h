@@ -9,9 +9,15 @@
 //
 // Threads: every method may be called from any thread. One mutex orders them, except for those under
 // "finding", which take none: they never wait, and answer what was true at some moment of the call. Nothing
-// here waits for anything else, calls back, or touches payload bytes. When full: reserve evicts the least
+// here waits for anything else or calls back. Only reserve touches payload bytes, when it moves blocks, and
+// only the index moves them. When full: reserve takes the smallest hole that fits. When free bytes would do
+// and no hole does, it empties the cheapest window of addresses by moving the blocks in it that nobody
+// leases, at most twice the slot's own bytes: that many bytes are copied with the mutex held. What finds no
+// room elsewhere is evicted from the window, if it is a leaf that nobody pins. Otherwise it evicts the least
 // recently used entries that nobody leases or pins and that no entry leans on (leaf first, R7), and answers
-// kRejected (no_space) when there are none. Statuses, never exceptions, for what concerns one block.
+// kRejected (no_space) when there are none. So a slot's address holds for as long as its lease or reservation
+// does, and no longer: a block that has moved has another generation, and whoever still copies from its old
+// place learns it from the record. Statuses, never exceptions, for what concerns one block.
 // std::invalid_argument for misuse: an unknown namespace, a group out of range, arrays of unequal length.
 
 #include <cstdint>
@@ -126,6 +132,7 @@ struct Counters {
       0;  // = loaded + load_failed + load_unused + load_expired + leased_now; read leases only
   std::uint64_t loaded = 0, load_failed = 0, load_unused = 0, load_expired = 0, leased_now = 0;
   std::uint64_t loaded_bytes = 0, stored_bytes = 0, evicted_bytes = 0;
+  std::uint64_t moved = 0, moved_bytes = 0;  // slots, and their payload, moved to make a hole
   std::uint64_t reasons[static_cast<int>(Reason::kCount)] = {};
 };
 
@@ -139,6 +146,7 @@ class Index {
   struct Options {
     std::uint32_t max_slots = 0;  // slot records; each shard of a block takes one
     double hold_share = 0.5;      // of the pool, that holds may cover
+    double headroom = 0.02;       // of the pool, that tick keeps free while anything is evictable
   };
 
   // REQUIRES: pool and clock outlive the index, and nobody else uses pool.extents().
@@ -202,8 +210,9 @@ class Index {
   bool resident(Handle handle) const;
 
   // --- endings
-  // Ends what is past its deadline, removes some blocks of closed namespaces, and returns the fences that
-  // must now be sent so that quarantined slots can be freed.
+  // Ends what is past its deadline, removes some blocks of closed namespaces, evicts a bounded number of
+  // blocks while less than the headroom is free, and returns the fences that must now be sent so that
+  // quarantined slots can be freed.
   std::vector<FenceRequest> tick();
   // Every mapper of owner has acknowledged a fence of at least this epoch.
   void fenced(Owner owner, std::uint64_t epoch);

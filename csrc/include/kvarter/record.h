@@ -8,7 +8,7 @@
 // a block counts when all `shards` slots of one `entry` count. Fields are written before the word, the word
 // with release order; so whoever reads a committed word (acquire) sees the fields that belong to it, and a
 // crash at any instruction leaves either a whole block or none. Everything in the index can be rebuilt from
-// here.
+// here. A block that moves keeps its record: generation + 1 and kFree, the new address, kCommitted again.
 
 #include <array>
 #include <atomic>
