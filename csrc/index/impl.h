@@ -148,7 +148,7 @@ struct Index::Impl {
   // evict.cpp
   bool evictable(std::uint32_t row) const;
   void offer_victim(std::uint32_t row);
-  bool evict_one();
+  bool evict_one(std::uint64_t at_most = ~std::uint64_t{0});
   std::optional<Extent> allocate(std::uint64_t bytes, std::uint32_t slot);
   void keep_headroom();
 
