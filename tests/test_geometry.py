@@ -8,22 +8,7 @@ from hypothesis import strategies as st
 
 from kvarter.errors import GeometryError
 from kvarter.geometry import CacheGroup, Chunked, Full, Geometry, State, Window
-
-
-class Blocks:
-    """Resident blocks as a set of (group, block)."""
-
-    def __init__(self, have):
-        self.have = have
-
-    def leading(self, group, limit):
-        return next((b for b in range(limit) if (group, b) not in self.have), limit)
-
-    def last_run(self, group, end, run):
-        for e in range(end, 0, -1):
-            if all((group, b) in self.have for b in range(max(0, e - run), e)):
-                return e
-        return 0
+from words import Blocks
 
 
 def oracle(geometry, have, limit):

@@ -90,3 +90,19 @@ class World:
         """Moves the clock and lets the store notice."""
         self.clock.advance(seconds)
         self.store.match(self.sequence(()))
+
+
+class Blocks:
+    """Resident blocks as a set of (group, block): what the planner asks, answered by brute force."""
+
+    def __init__(self, have: set[tuple[int, int]]) -> None:
+        self.have = have
+
+    def leading(self, group: int, limit: int) -> int:
+        return next((b for b in range(limit) if (group, b) not in self.have), limit)
+
+    def last_run(self, group: int, end: int, run: int) -> int:
+        for e in range(end, 0, -1):
+            if all((group, b) in self.have for b in range(max(0, e - run), e)):
+                return e
+        return 0

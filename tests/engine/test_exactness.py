@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from prometheus_client import REGISTRY
 
+from engine_words import idle, series, the_store
 from kvarter.demo import engine
 
 DELAYED = {"copy_member": "faulty", "faults": {"delay": 0.03}}
@@ -12,28 +12,6 @@ DELAYED = {"copy_member": "faulty", "faults": {"delay": 0.03}}
 
 def tokens(replies: list[engine.Reply]) -> list[list[int]]:
     return [reply.tokens for reply in replies]
-
-
-def the_store() -> Any:
-    from kvarter.connectors.vllm import stores
-
-    (store,) = stores()
-    return store
-
-
-def series(name: str, label: str) -> dict[str, float]:
-    """Values of one Prometheus series by one of its labels."""
-    samples = [sample for metric in REGISTRY.collect() for sample in metric.samples if sample.name == name]
-    return {sample.labels[label]: sample.value for sample in samples}
-
-
-def idle(llm: Any) -> dict[str, int]:
-    """The account once the engine has settled: exact, and with nothing held."""
-    engine.settle(llm)
-    store = the_store()
-    ledger = store.audit()
-    assert ledger["reserved"] == ledger["leased"] == ledger["quarantined"] == ledger["dead"] == 0
-    return store.stats()
 
 
 @pytest.mark.parametrize("copying", [{}, {"copy_threads": 2}, DELAYED], ids=["inline", "threads", "delayed"])

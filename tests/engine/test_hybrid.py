@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from engine_words import idle
 from kvarter.demo import engine
 
 # What each model needs to run small, and what the engine makes of it: (settings, alignment of hits, groups).
@@ -28,16 +29,6 @@ def expected_of(baseline: Any, name: str, asked: Any, count: int) -> Any:
         ample = {**MODELS[name][0], "blocks": 200, "enable_prefix_caching": True}
         return baseline(name, asked, count, **ample)
     return baseline(name, asked, count)
-
-
-def idle(llm: Any) -> dict[str, int]:
-    from kvarter.connectors.vllm import stores
-
-    engine.settle(llm)
-    (store,) = stores()
-    ledger = store.audit()
-    assert ledger["reserved"] == ledger["leased"] == ledger["quarantined"] == ledger["dead"] == 0
-    return store.stats()
 
 
 @pytest.mark.parametrize("copying", [{}, DELAYED], ids=["inline", "delayed"])

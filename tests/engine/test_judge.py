@@ -6,22 +6,7 @@ from math import lcm
 from typing import Any
 
 from kvarter.geometry import CacheGroup, Chunked, Full, Geometry, Lifetime, State, Window
-
-
-class Blocks:
-    """Resident blocks as a set of (group, block)."""
-
-    def __init__(self, have: set[tuple[int, int]]) -> None:
-        self.have = have
-
-    def leading(self, group: int, limit: int) -> int:
-        return next((b for b in range(limit) if (group, b) not in self.have), limit)
-
-    def last_run(self, group: int, end: int, run: int) -> int:
-        for e in range(end, 0, -1):
-            if all((group, b) in self.have for b in range(max(0, e - run), e)):
-                return e
-        return 0
+from words import Blocks
 
 
 def spec_of(lifetime: Lifetime, block_tokens: int) -> Any:
@@ -102,7 +87,9 @@ def test_the_engines_own_coordinator_names_the_same_boundary_and_blocks() -> Non
                     have.add((number, block))
                     key = make_block_hash_with_group_id(hashes[(block + 1) * per_block - 1], number)
                     (cell,) = judge.block_pool.get_new_blocks(1)
-                    judge.block_pool._insert_block_hash(key, cell, num_tokens=(block + 1) * group.block_tokens)
+                    judge.block_pool._insert_block_hash(
+                        key, cell, num_tokens=(block + 1) * group.block_tokens
+                    )
         limit = numbers.randint(1, units * geometry.unit_tokens)
         blocks, boundary, _ = judge.find_longest_cache_hit(hashes, limit)
         assert geometry.boundary(Blocks(have), limit) == boundary, geometry
