@@ -101,7 +101,7 @@ bool Index::Impl::move(std::uint32_t at) {
   std::memcpy(pool.arenas()[fresh->arena].data() + fresh->offset,
               pool.arenas()[old.arena].data() + old.offset, slot.length);
   mark(slot, SlotState::kFree, true);
-  std::atomic_thread_fence(std::memory_order_release);
+  std::atomic_signal_fence(std::memory_order_seq_cst);  // a killed process leaves its stores in program order
   slot.arena = static_cast<std::uint16_t>(fresh->arena);
   slot.offset = fresh->offset;
   mark(slot, SlotState::kCommitted);
