@@ -23,7 +23,7 @@ void Index::Impl::offer_victim(std::uint32_t row) {
   std::push_heap(victims.begin(), victims.end());
 }
 
-bool Index::Impl::evict_one() {
+bool Index::Impl::evict_one(std::uint64_t at_most) {
   while (!victims.empty()) {
     std::pop_heap(victims.begin(), victims.end());
     const Victim victim = victims.back();
@@ -33,6 +33,10 @@ bool Index::Impl::evict_one() {
     if (c.last_use[victim.row] > victim.last_use) {
       offer_victim(victim.row);
       continue;
+    }
+    if (c.bytes[victim.row] > at_most) {
+      offer_victim(victim.row);
+      return false;
     }
     drop(victim.row, Reason::kEvicted);
     return true;
@@ -59,7 +63,7 @@ std::optional<Extent> Index::Impl::allocate(std::uint64_t bytes, std::uint32_t s
 
 void Index::Impl::keep_headroom() {
   const auto wanted = static_cast<std::uint64_t>(options.headroom * static_cast<double>(pool.bytes()));
-  for (int i = 0; i < kHeadroomBlocks && pool.extents().free_bytes() < wanted && evict_one(); ++i) {
+  for (int i = 0; i < kHeadroomBlocks && pool.extents().free_bytes() < wanted && evict_one(wanted); ++i) {
   }
 }
 

@@ -122,7 +122,8 @@ struct Index::Impl {
   // evict.cpp
   bool evictable(std::uint32_t row) const;
   void offer_victim(std::uint32_t row);
-  bool evict_one();
+  // False when nothing may go, or what would go next is larger than `at_most`.
+  bool evict_one(std::uint64_t at_most = ~std::uint64_t{0});
   std::optional<Extent> allocate(std::uint64_t bytes, std::uint32_t slot);
   void keep_headroom();
 

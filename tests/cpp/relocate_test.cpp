@@ -188,6 +188,15 @@ TEST_CASE("a tick keeps the headroom free, and evicts only what may go") {
   CHECK(w.audit() == "");
 }
 
+TEST_CASE("no block goes for a headroom smaller than itself") {
+  Letters w({units(8)}, 0.2);
+  for (const char name : {'A', 'B', 'C', 'D'}) REQUIRE(w.put(name) == Reason::kNone);
+  w.index.tick();
+  CHECK(w.reason(Reason::kEvicted) == 0);
+  CHECK(w.put('E') == Reason::kNone);
+  CHECK(w.reason(Reason::kEvicted) == 1);
+}
+
 // The pool's goal, at the size of a test: eight sizes, the largest 1/64 of the pool, ten times its bytes
 // stored while the mix by bytes changes, one block in fifty leased. `bench pool` measures it at full size.
 TEST_CASE(
