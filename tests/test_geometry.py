@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvarter.errors import GeometryError
-from kvarter.geometry import CacheGroup, Full, Geometry, State, Window
+from kvarter.geometry import CacheGroup, Chunked, Full, Geometry, State, Window
 
 
 class Blocks:
@@ -41,6 +41,9 @@ def serves(group, number, have, p):
         return (number, p // group.block_tokens - 1) in have
     if isinstance(group.lifetime, Full):
         tokens = range(p - group.replay_tokens)
+    elif isinstance(group.lifetime, Chunked):
+        start = p // group.lifetime.tokens * group.lifetime.tokens
+        tokens = range(start // group.block_tokens * group.block_tokens, p - group.replay_tokens)
     else:
         first = p - (group.lifetime.tokens - 1) - group.lifetime.retained_tokens
         first = (first // group.block_tokens - group.lifetime.extra_blocks) * group.block_tokens
@@ -51,6 +54,7 @@ def serves(group, number, have, p):
 lifetimes = st.one_of(
     st.just(Full()),
     st.just(State()),
+    st.builds(Chunked, st.integers(1, 150)),
     st.builds(Window, st.integers(1, 150), st.sampled_from([0, 0, 16]), st.sampled_from([0, 0, 1])),
 )
 
@@ -91,6 +95,26 @@ def test_a_window_needs_exactly_what_the_next_token_can_see():
     assert group.blocks_at(32) == range(2)
 
 
+def test_a_chunk_needs_what_lies_before_the_boundary_in_it() -> None:
+    group = CacheGroup("c", Chunked(64), 16, (1,))
+    assert group.blocks_at(112) == range(4, 7)
+    assert group.blocks_at(128) == range(8, 8)
+
+
+@settings(max_examples=150, deadline=None)
+@given(geometries(), st.integers(0, 20), st.integers(0, 20), st.sets(st.integers(0, 12)), st.integers(0, 400))
+def test_kept_blocks_are_exactly_those_that_a_kept_boundary_needs(geometry, first, count, kept, dense_from):
+    align = geometry.alignment
+    boundaries = {k * align for k in kept}
+    every = boundaries | {p for p in range(0, 2000, align) if p > dense_from}
+    for number, group in enumerate(geometry.groups):
+        wanted = {b for p in every if p % group.block_tokens == 0 for b in group.blocks_at(p)}
+        if isinstance(group.lifetime, Full):
+            wanted = set(range(1000))
+        got = geometry.kept_blocks(number, first, first + count, boundaries, dense_from)
+        assert got == [b for b in range(first, first + count) if b in wanted]
+
+
 def test_a_state_needs_its_snapshot_and_nothing_else():
     assert CacheGroup("s", State(), 256, (1,)).blocks_at(512) == range(1, 2)
 
@@ -109,7 +133,7 @@ def test_an_optional_group_never_shortens_a_hit():
         (lambda: CacheGroup("a", Full(), 0, (1,)), "blocks of 0 tokens"),
         (lambda: CacheGroup("a", Full(), 16, ()), "shards of"),
         (lambda: CacheGroup("a", Full(), 16, (1, 1), replicated=True), "replicated and has 2 shards"),
-        (lambda: CacheGroup("a", Window(0), 16, (1,)), "window of 0"),
+        (lambda: CacheGroup("a", Window(0), 16, (1,)), "sees 0 tokens"),
         (lambda: Geometry(16, (CacheGroup("a", Full(), 24, (1,)),)), "one must be a multiple of the other"),
         (
             lambda: Geometry(16, (CacheGroup("a", Full(), 16, (1,), required=False),)),
@@ -129,6 +153,7 @@ def test_every_field_of_a_group_is_part_of_its_identity():
         CacheGroup("a", State(), 16, (8,)),
         CacheGroup("a", Window(8), 16, (8,)),
         CacheGroup("a", Window(9), 16, (8,)),
+        CacheGroup("a", Chunked(9), 16, (8,)),
         CacheGroup("a", Full(), 32, (8,)),
         CacheGroup("a", Full(), 16, (9,)),
         CacheGroup("a", Full(), 16, (8, 8)),
@@ -136,4 +161,4 @@ def test_every_field_of_a_group_is_part_of_its_identity():
         CacheGroup("a", Full(), 16, (8,), replay_tokens=3),
         CacheGroup("a", Full(), 16, (8,), replicated=True),
     ]
-    assert len({group.identity() for group in [base, *others]}) == 11
+    assert len({group.identity() for group in [base, *others]}) == 12

@@ -127,3 +127,14 @@ def test_a_sitecustomize_of_the_users_still_runs_in_children(broken: Site, tmp_p
     (tmp_path / "sitecustomize.py").write_text("print('mine')\n")
     program = "import subprocess\nsubprocess.run([sys.executable, '-c', 'pass'])\n"
     assert broken.run(GUARDED, program, path=str(tmp_path)).stdout == "mine\nmine\n"
+
+
+def test_the_doctor_calls_it_a_problem_and_hides_nothing(broken: Site) -> None:
+    child = broken.run(
+        """
+        import sys
+        from kvarter.observe.engines import torchvision
+        print(torchvision().level, "torchvision" in sys.modules, torchvision().advice)
+        """
+    )
+    assert child.stdout.startswith("problem False Run `pip uninstall torchvision")

@@ -66,7 +66,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> ast.Module:
         str(out),
     ]
     subprocess.run(command, check=True, capture_output=True)
-    return ast.parse((out / "kvarter" / "_core.pyi").read_text())
+    return ast.parse((out / "kvarter" / "_core" / "__init__.pyi").read_text())
 
 
 @pytest.fixture(scope="module")

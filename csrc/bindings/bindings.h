@@ -14,5 +14,6 @@ void register_node(py::module_& m);
 void register_pool(py::module_& m);
 void register_copy(py::module_& m);
 void register_index(py::module_& m);
+void register_bench(py::module_& m);
 
 }  // namespace kvarter::bindings

@@ -43,9 +43,12 @@ template <class T>
 std::span<const T> view(const Array<T>& array) {
   return {array.data(), static_cast<std::size_t>(array.size())};
 }
+// Takes the values over instead of copying them.
 template <class T>
-py::array_t<T> to_array(const std::vector<T>& values) {
-  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+py::array_t<T> to_array(std::vector<T>&& values) {
+  auto* const kept = new std::vector<T>(std::move(values));
+  const py::capsule owner(kept, [](void* p) { delete static_cast<std::vector<T>*>(p); });
+  return py::array_t<T>(static_cast<py::ssize_t>(kept->size()), kept->data(), owner);
 }
 
 std::vector<Range> ranges_from(
@@ -73,7 +76,7 @@ py::tuple reserve(Index& index, const BoundChain& chain,
     reason.mutable_data()[i] = static_cast<std::uint8_t>(blocks[i].reason);
     handles.mutable_data()[i] = blocks[i].handle;
   }
-  return py::make_tuple(status, reason, handles, to_array(slots));
+  return py::make_tuple(status, reason, handles, to_array(std::move(slots)));
 }
 
 py::dict ledger_dict(const Ledger& l) {

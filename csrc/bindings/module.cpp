@@ -9,4 +9,5 @@ PYBIND11_MODULE(_core, m) {
   kvarter::bindings::register_pool(m);
   kvarter::bindings::register_copy(m);
   kvarter::bindings::register_index(m);
+  kvarter::bindings::register_bench(m);
 }

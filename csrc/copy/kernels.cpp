@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "copy/kernel.h"
+#include "hash/xxh3.h"
 #include "hash/xxh3_simd.h"
 
 namespace kvarter {

@@ -12,6 +12,8 @@ namespace {
 std::span<const Sha256Kernel* const> kernels() {
 #if defined(__x86_64__)
   static const Sha256Kernel* const all[] = {&kSha256Portable, &kSha256Ni};
+#elif defined(__aarch64__)
+  static const Sha256Kernel* const all[] = {&kSha256Portable, &kSha256Arm};
 #else
   static const Sha256Kernel* const all[] = {&kSha256Portable};
 #endif

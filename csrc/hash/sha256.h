@@ -38,6 +38,8 @@ const Sha256Kernel& sha256_kernel();
 extern const Sha256Kernel& kSha256Portable;
 #if defined(__x86_64__)
 extern const Sha256Kernel& kSha256Ni;
+#elif defined(__aarch64__)
+extern const Sha256Kernel& kSha256Arm;
 #endif
 
 // A message that arrives in pieces.

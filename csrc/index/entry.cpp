@@ -54,32 +54,10 @@ void Index::Impl::mark(SlotRecord& slot, SlotState to, bool next_generation) {
   slot.word.store(SlotRecord::make_word(generation + next_generation, to), std::memory_order_release);
 }
 
-std::uint64_t* Index::Impl::category(std::uint32_t row) {
-  switch (state(row)) {
-    case RowState::kFree:
-      return nullptr;
-    case RowState::kInFlight:
-      return &book.reserved;
-    case RowState::kQuarantined:
-      return &book.quarantined;
-    case RowState::kDead:
-      return &book.dead;
-    case RowState::kResident:
-      break;
-  }
-  return c.leases[row] ? &book.leased : c.pins[row] ? &book.pinned : &book.resident;
-}
-
 void Index::Impl::set_state(std::uint32_t row, RowState to) {
   if (std::uint64_t* from = category(row)) *from -= c.bytes[row];
   c.state[row] = static_cast<std::uint8_t>(to);
   if (std::uint64_t* now = category(row)) *now += c.bytes[row];
-}
-
-void Index::Impl::set_uses(std::uint32_t* column, std::uint32_t row, int change) {
-  *category(row) -= c.bytes[row];
-  column[row] += static_cast<std::uint32_t>(change);
-  *category(row) += c.bytes[row];
 }
 
 void Index::Impl::link(std::uint32_t row, std::uint32_t parent) {
@@ -147,22 +125,20 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
   c.first_child[row] = kNoRow;
   c.last_use[row] = clock.now();
   c.bytes[row] = 0;
-  c.slot[row] = first;
+  share(c.slot[row], first);
   std::uint16_t shard = 0;
   for (std::uint32_t at = first; at != kNoRow; at = c.next_shard[at]) {
     SlotRecord& slot = records[at];
-    slot.digest = key.digest;
+    set_key(slot, key);
     slot.parent = parent == kNoRow ? Digest{} : records[c.slot[parent]].digest;
     slot.parent_sub = parent == kNoRow ? std::uint16_t{0} : records[c.slot[parent]].sub;
     slot.checksum = 0;
     slot.entry = next_entry;
-    slot.ns = key.ns;
     slot.depth = depth;
-    slot.group = key.group;
-    slot.sub = key.sub;
     slot.shard = shard++;
     slot.shards = shards;
     slot.owner = 0;
+    KVARTER_SYNC_POINT("reserve: slot");
     mark(slot, SlotState::kReserved, true);
     c.bytes[row] += slot.length;
   }
@@ -202,6 +178,7 @@ std::uint32_t Index::Impl::make_slots(const GroupShape& shape) {
 void Index::Impl::free_slots(std::uint32_t first) {
   for (std::uint32_t at = first; at != kNoRow; at = c.next_shard[at]) {
     SlotRecord& slot = records[at];
+    KVARTER_SYNC_POINT("free: slot");
     mark(slot, SlotState::kFree, true);
     pool.extents().release({slot.arena, slot.offset, rounded(slot.length)}, at);
     book.overhead -= rounded(slot.length) - slot.length;
@@ -231,8 +208,10 @@ void Index::Impl::drop(std::uint32_t row, Reason reason) {
   }
   // Readers go on under their leases; the next generation tells them afterwards that the block was withdrawn.
   set_state(row, RowState::kDead);
-  for (std::uint32_t shard = 0; shard < c.shards[row]; ++shard)
-    mark(record(row, shard), SlotState::kFree, true);
+  for (std::uint32_t at = c.slot[row]; at != kNoRow; at = c.next_shard[at]) {
+    KVARTER_SYNC_POINT("withdraw: slot");
+    mark(records[at], SlotState::kFree, true);
+  }
 }
 
 void Index::Impl::orphan_children(std::uint32_t row, Reason reason) {

@@ -63,6 +63,7 @@ std::optional<Extent> Index::Impl::allocate(std::uint64_t bytes, std::uint32_t s
 
 void Index::Impl::keep_headroom() {
   const auto wanted = static_cast<std::uint64_t>(options.headroom * static_cast<double>(pool.bytes()));
+  // A block larger than the headroom is not worth it: a pool of few such blocks would lose one for nothing.
   for (int i = 0; i < kHeadroomBlocks && pool.extents().free_bytes() < wanted && evict_one(wanted); ++i) {
   }
 }

@@ -75,6 +75,7 @@ std::vector<Reserved> Index::reserve(const Chain& chain, const Range& range, Sha
       flight.writers[shard] = {owner, x.epochs[owner], true, true, false};
       SlotRecord& slot = x.records[at];
       slot.owner = owner;
+      KVARTER_SYNC_POINT("reserve: owner");
       slots.push_back({at, slot.arena, slot.offset, slot.length, 0, slot.generation()});
     }
     result = {Status::kOk, Reason::kNone, x.handle_of(row)};
@@ -100,6 +101,7 @@ void Index::complete(std::span<const Handle> handles, std::uint32_t shard, std::
     if (writer.ok && flight->second.doom == Reason::kNone) {
       SlotRecord& slot = x.record(row, shard);
       slot.checksum = checksums[i];
+      KVARTER_SYNC_POINT("complete: slot");
       x.mark(slot, SlotState::kWritten);
     }
     if (!writer.ok && flight->second.doom == Reason::kNone)
@@ -148,8 +150,10 @@ void Index::Impl::publish(std::uint32_t first) {
     const std::uint32_t row = ready.back();
     ready.pop_back();
     flights.erase(row);
-    for (std::uint32_t at = c.slot[row]; at != kNoRow; at = c.next_shard[at])
+    for (std::uint32_t at = c.slot[row]; at != kNoRow; at = c.next_shard[at]) {
+      KVARTER_SYNC_POINT("commit: slot");
       mark(records[at], SlotState::kCommitted);
+    }
     set_state(row, RowState::kResident);
     c.last_use[row] = clock.now();
     --counts.in_flight;
@@ -192,8 +196,10 @@ void Index::Impl::quarantine(std::uint32_t row) {
   flight = flights.find(row);
   if (flight == flights.end()) return;
   set_state(row, RowState::kQuarantined);
-  for (std::uint32_t at = c.slot[row]; at != kNoRow; at = c.next_shard[at])
+  for (std::uint32_t at = c.slot[row]; at != kNoRow; at = c.next_shard[at]) {
+    KVARTER_SYNC_POINT("quarantine: slot");
     mark(records[at], SlotState::kQuarantined);
+  }
 }
 
 // Ends what these writers do: all of a dead owner's, or the quarantined ones that a fence of this epoch

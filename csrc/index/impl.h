@@ -1,17 +1,21 @@
 #pragma once
 // What the parts of the index share. One file for each part:
-//   table.cpp   key -> row            probe.cpp   leading, last_run, contains
+//   table.cpp   key -> row            probe.cpp   leading, last_run, contains: without the mutex
 //   entry.cpp   rows, slots, links    lease.cpp   read leases, holds, pins
 //   evict.cpp   victims, room         relocate.cpp  room by moving
 //   flight.cpp  reserve, complete, abort, quarantine, endings
 //   index.cpp   construction, namespaces, tick    audit.cpp, rebuild.cpp
 // Everything below is called with the mutex held, except where it says otherwise.
 
+#include <atomic>
+#include <memory>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 
 #include "index/columns.h"
 #include "kvarter/index.h"
+#include "sync_points.h"
 
 namespace kvarter {
 
@@ -27,6 +31,18 @@ struct Namespace {
   std::vector<GroupShape> groups;
   std::uint64_t rows = 0;  // entries of it in any state
   bool open = false, closed = false;
+};
+
+// What a look-up knows of a namespace without the mutex. A number that was open once and is not now answers
+// as a closed one does; numbers go round, so that whoever still uses one finds nothing of the next namespace
+// there.
+struct Gate {
+  static constexpr std::uint64_t kOpen = 1, kState = 3;
+  std::atomic<std::uint64_t> word{0};  // times opened << 16 | groups << 2 | open; 0: never was
+  std::unique_ptr<std::atomic<std::uint64_t>[]> strides;  // by group: unit_stride << 32 | subs; made once
+
+  void open(std::span<const GroupShape> shapes);
+  void close() { word.store(word.load(std::memory_order_relaxed) & ~kState, std::memory_order_release); }
 };
 
 struct Lease {
@@ -60,7 +76,8 @@ struct Flight {
 };
 
 struct Index::Impl {
-  Impl(const Options& options_, Pool& pool_, const Clock& clock_);
+  // `old`: records to take over, checked already.
+  Impl(const Options& options_, Pool& pool_, const Clock& clock_, std::optional<Memfd> old);
 
   const Options options;
   Pool& pool;
@@ -72,8 +89,14 @@ struct Index::Impl {
   Columns c;
   std::vector<std::uint32_t> free_rows, free_records;
   std::uint32_t sweep_at = 0;
-  std::uint64_t next_entry = 1, next_lease = 1, version = 1;
+  std::uint64_t next_entry = 1, next_lease = 1;
+  std::atomic<std::uint64_t> version{1};
   std::vector<Namespace> namespaces;
+  std::uint32_t closed = 0;  // of the namespaces: a tick with nothing to sweep is a few instructions
+  std::uint32_t next_namespace = 0;
+  std::unique_ptr<Gate[]> gates;
+  std::atomic<std::uint64_t> moves{
+      0};  // of cells of the table: odd while one is under way; and of slots, 2 at a time
   std::unordered_map<LeaseId, Lease> leases;
   std::uint64_t held_bytes = 0;
   std::unordered_map<std::uint32_t, Flight> flights;  // by row
@@ -93,6 +116,10 @@ struct Index::Impl {
   void table_insert(const Key& key, std::uint32_t row);
   void table_erase(std::uint32_t row);
   Key key_of(std::uint32_t row) const;
+  static void set_key(SlotRecord& slot, const Key& key);
+  // Whether a committed record has this key. Without the mutex: an answer true at some moment of the call,
+  // but for a miss when the table did nothing but move cells meanwhile.
+  bool committed(const Key& key) const;
 
   // entry.cpp
   const Namespace& space(std::uint32_t ns, std::uint32_t group) const;
@@ -136,6 +163,8 @@ struct Index::Impl {
   bool move(std::uint32_t slot);
 
   // lease.cpp
+  bool resident_rows(const Chain& chain, const GroupShape& shape, const Range& range,
+                     std::vector<std::uint32_t>& rows) const;
   void end_lease(LeaseId id, Outcome outcome);
 
   // flight.cpp
@@ -150,8 +179,42 @@ struct Index::Impl {
   // audit.cpp
   Ledger ledger() const;
   // rebuild.cpp
-  void rebuild(std::span<const std::byte> old);
+  void rebuild();
 };
+
+inline std::uint64_t* Index::Impl::category(std::uint32_t row) {
+  switch (state(row)) {
+    case RowState::kFree:
+      return nullptr;
+    case RowState::kInFlight:
+      return &book.reserved;
+    case RowState::kQuarantined:
+      return &book.quarantined;
+    case RowState::kDead:
+      return &book.dead;
+    case RowState::kResident:
+      break;
+  }
+  return c.leases[row] ? &book.leased : c.pins[row] ? &book.pinned : &book.resident;
+}
+
+inline void Index::Impl::set_uses(std::uint32_t* column, std::uint32_t row, int change) {
+  *category(row) -= c.bytes[row];
+  column[row] += static_cast<std::uint32_t>(change);
+  *category(row) += c.bytes[row];
+}
+
+// Columns, cells and keys that are read without the mutex are written through these. Loads that acquire and
+// stores that release keep a record's key between its two words for every reader, without fences, and cost
+// nothing on x86.
+template <class T>
+T shared(T& field) {
+  return std::atomic_ref(field).load(std::memory_order_acquire);
+}
+template <class T>
+void share(T& field, T value) {
+  std::atomic_ref(field).store(value, std::memory_order_release);
+}
 
 inline std::uint64_t rounded(std::uint64_t bytes) { return round_up(bytes, kGranule); }
 

@@ -22,6 +22,19 @@ std::uint32_t checked_slots(const Index::Options& options) {
   return options.max_slots;
 }
 
+void write_header(const Memfd& file, const Index::Options& options, const Pool& pool,
+                  std::random_device& random) {
+  auto* header = reinterpret_cast<RecordsHeader*>(file.data());
+  header->layout_version = kLayoutVersion;
+  header->max_slots = options.max_slots;
+  header->arenas = static_cast<std::uint32_t>(pool.arenas().size());
+  for (std::size_t i = 0; i < sizeof header->pool_id; i += 4) {
+    const std::uint32_t word = random();
+    std::memcpy(header->pool_id + i, &word, 4);
+  }
+  share(header->magic, kRecordsMagic);
+}
+
 }  // namespace
 
 const char* name(Reason reason) noexcept {
@@ -33,37 +46,44 @@ const char* name(Reason reason) noexcept {
   return kNames[static_cast<int>(reason)];
 }
 
-Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_)
+Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_, std::optional<Memfd> old)
     : options(options_),
       pool(pool_),
       clock(clock_),
-      records_file("kvarter-records", records_bytes(checked_slots(options_))),
+      records_file(old ? std::move(*old) : Memfd("kvarter-records", records_bytes(checked_slots(options_)))),
       columns_file("kvarter-columns", columns_bytes(options_.max_slots)),
       c(columns_at(columns_file.data(), options_.max_slots)) {
-  auto* header = reinterpret_cast<RecordsHeader*>(records_file.data());
-  header->magic = kRecordsMagic;
-  header->layout_version = kLayoutVersion;
-  header->max_slots = options.max_slots;
-  header->arenas = static_cast<std::uint32_t>(pool.arenas().size());
   std::random_device random;
-  for (std::size_t i = 0; i < sizeof header->pool_id; i += 4) {
-    const std::uint32_t word = random();
-    std::memcpy(header->pool_id + i, &word, 4);
+  std::uint32_t first_generation = 1;  // so that no handle is 0
+  if (old) {  // a late report or release that names something of the index before must name nothing here
+    first_generation = 1 + random() / 2;
+    next_lease = std::uint64_t{first_generation} << 32;
+  } else {
+    write_header(records_file, options, pool, random);
   }
   namespace_records = reinterpret_cast<NamespaceRecord*>(records_file.data() + 4096);
   records = reinterpret_cast<SlotRecord*>(namespace_records + kMaxNamespaces);
   namespaces.resize(kMaxNamespaces);
+  gates = std::make_unique<Gate[]>(kMaxNamespaces);
   victims.reserve(options.max_slots);
   for (std::uint32_t i = options.max_slots; i-- > 0;) {
-    c.generation[i] = 1;  // so that no handle is 0
+    c.generation[i] = first_generation;
     free_rows.push_back(i);
     free_records.push_back(i);
   }
   book.overhead = records_file.bytes() + columns_file.bytes();
 }
 
+void Gate::open(std::span<const GroupShape> shapes) {
+  if (!strides) strides = std::make_unique<std::atomic<std::uint64_t>[]>(kMaxGroups);
+  for (std::size_t g = 0; g < shapes.size(); ++g)
+    strides[g].store(std::uint64_t{shapes[g].unit_stride} << 32 | shapes[g].subs, std::memory_order_release);
+  const std::uint64_t times = (word.load(std::memory_order_relaxed) >> 16) + 1;
+  word.store(times << 16 | shapes.size() << 2 | kOpen, std::memory_order_release);
+}
+
 Index::Index(const Options& options, Pool& pool, const Clock& clock)
-    : impl_(std::make_unique<Impl>(options, pool, clock)) {}
+    : impl_(std::make_unique<Impl>(options, pool, clock, std::nullopt)) {}
 
 Index::~Index() = default;
 
@@ -86,14 +106,15 @@ std::uint32_t Index::open_namespace(const Digest& digest, std::span<const GroupS
   const std::lock_guard lock(impl_->mutex);
   Impl& x = *impl_;
   std::uint32_t free = kMaxNamespaces;
-  for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns) {
+  for (std::uint32_t i = 0; i < kMaxNamespaces; ++i) {
+    const std::uint32_t ns = (x.next_namespace + i) % kMaxNamespaces;
     Namespace& space = x.namespaces[ns];
     if (!space.closed && (space.open || space.rows) && space.digest == digest) {
       if (space.open) return ns;
       free = ns;  // restored by rebuild: its blocks wait for whoever knows its shape
       break;
     }
-    if (!space.open && !space.closed && !space.rows) free = std::min(free, ns);
+    if (!space.open && !space.closed && !space.rows && free == kMaxNamespaces) free = ns;
   }
   if (free == kMaxNamespaces)
     throw std::length_error("all " + std::to_string(kMaxNamespaces) + " namespaces are open");
@@ -101,7 +122,14 @@ std::uint32_t Index::open_namespace(const Digest& digest, std::span<const GroupS
   space.digest = digest;
   space.groups.assign(groups.begin(), groups.end());
   space.open = true;
-  x.namespace_records[free] = {digest, 1, static_cast<std::uint32_t>(groups.size()), chained, {}};
+  NamespaceRecord& record = x.namespace_records[free];
+  record.digest = digest;
+  record.groups = static_cast<std::uint32_t>(groups.size());
+  record.chained = chained;
+  KVARTER_SYNC_POINT("namespace: open");
+  share(record.state, 1u);
+  x.gates[free].open(groups);
+  x.next_namespace = free + 1;
   return free;
 }
 
@@ -111,12 +139,15 @@ void Index::invalidate(std::uint32_t ns) {
   if (!space.open) return;
   space.open = false;
   space.closed = true;
-  impl_->namespace_records[ns].state = 2;
+  ++impl_->closed;
+  KVARTER_SYNC_POINT("namespace: close");
+  share(impl_->namespace_records[ns].state, 2u);
+  impl_->gates[ns].close();
   ++impl_->version;
 }
 
 void Index::Impl::sweep() {
-  if (std::none_of(namespaces.begin(), namespaces.end(), [](const Namespace& n) { return n.closed; })) return;
+  if (closed == 0) return;
   for (std::uint32_t i = 0; i < std::min(kSweepRows, options.max_slots); ++i) {
     const std::uint32_t row = sweep_at;
     sweep_at = sweep_at + 1 == options.max_slots ? 0 : sweep_at + 1;
@@ -129,7 +160,9 @@ void Index::Impl::sweep() {
   for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns)
     if (namespaces[ns].closed && namespaces[ns].rows == 0) {
       namespaces[ns] = {};
-      namespace_records[ns].state = 0;
+      --closed;
+      KVARTER_SYNC_POINT("namespace: free");
+      share(namespace_records[ns].state, 0u);
     }
 }
 

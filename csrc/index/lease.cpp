@@ -4,6 +4,62 @@
 #include "index/impl.h"
 
 namespace kvarter {
+namespace {
+
+constexpr std::size_t kAhead = 32;  // rows: enough misses under way to hide one
+constexpr std::size_t kLanes = 16;  // links followed at the same time, since each waits for the one before it
+
+template <class T>
+void fetch(const T& there) {
+  __builtin_prefetch(&there);
+}
+
+}  // namespace
+
+// Appends the rows of blocks [first, first + count), or answers false when one is not resident. A chained
+// block's ancestors are resident and linked to it (R7): after a look-up of the last block the links name the
+// others, and only their keys remain to be compared. That reads each record where a look-up would also read a
+// cell somewhere else, and knows early which record comes next.
+bool Index::Impl::resident_rows(const Chain& chain, const GroupShape& shape, const Range& range,
+                                std::vector<std::uint32_t>& rows) const {
+  if (range.count == 0) return true;
+  key_at(chain, shape, range.group, range.first + range.count - 1);  // throws before there is room for it all
+  const std::size_t begin = rows.size();
+  rows.resize(begin + range.count);
+  std::uint32_t* const row = rows.data() + begin;
+  const auto look_up = [&](std::uint64_t i) {
+    row[i] = find(key_at(chain, shape, range.group, range.first + i));
+    return row[i] != kNoRow && state(row[i]) == RowState::kResident;
+  };
+  const std::uint64_t lane = shape.chained ? range.count / kLanes + 1 : 1;
+  for (std::uint64_t end = lane; end < range.count + lane; end += lane)
+    if (!look_up(std::min(end, range.count) - 1)) return false;
+  for (std::uint64_t left = lane - 1; left > 0; --left)
+    for (std::uint64_t i = left; i < range.count; i += lane) {
+      row[i - 1] = c.parent[row[i]];
+      if (row[i - 1] == kNoRow) return false;
+    }
+  if (lane == 1) return true;
+  std::uint64_t unit = (range.first / shape.subs + 1) * shape.unit_stride - 1;
+  if (!look_up(0)) return false;  // and the chain names its first block
+  auto sub = static_cast<std::uint32_t>(range.first % shape.subs);
+  for (std::uint64_t i = 1; i < range.count; ++i) {
+    if (i + 2 * kAhead < range.count) fetch(c.slot[row[i + 2 * kAhead]]);
+    if (i + kAhead < range.count) {
+      fetch(records[c.slot[row[i + kAhead]]].digest);
+      fetch(records[c.slot[row[i + kAhead]]].offset);
+      fetch(c.state[row[i + kAhead]]);
+    }
+    if (++sub == shape.subs) {
+      sub = 0;
+      unit += shape.unit_stride;
+    }
+    const Digest& digest = unit < chain.first_unit ? chain.parent : chain.digests[unit - chain.first_unit];
+    const SlotRecord& slot = records[c.slot[row[i]]];
+    if (state(row[i]) != RowState::kResident || slot.digest != digest || slot.sub != sub) return false;
+  }
+  return true;
+}
 
 Status Index::lease(const Chain& chain, std::span<const Range> ranges, LeaseKind kind, Owner owner,
                     std::uint64_t deadline, std::uint64_t bytes, LeaseId& id) {
@@ -16,15 +72,21 @@ Status Index::lease(const Chain& chain, std::span<const Range> ranges, LeaseKind
     const Namespace& ns = x.space(chain.ns, range.group);
     if (ns.closed) return Status::kNotFound;
     const GroupShape& shape = ns.groups[range.group];
-    const bool deepest_only = kind == LeaseKind::kHold && shape.chained;
-    for (std::uint64_t i = deepest_only && range.count > 0 ? range.count - 1 : 0; i < range.count; ++i) {
-      const std::uint32_t row = x.find(x.key_at(chain, shape, range.group, range.first + i));
-      if (row == kNoRow || x.state(row) != RowState::kResident) return Status::kNotFound;
-      rows.push_back(row);
-    }
+    const bool deepest_only = kind == LeaseKind::kHold && shape.chained && range.count > 0;
+    const Range wanted = deepest_only ? Range{range.group, range.first + range.count - 1, 1} : range;
+    if (!x.resident_rows(chain, shape, wanted, rows)) return Status::kNotFound;
   }
   const std::uint64_t now = x.clock.now();
-  for (const std::uint32_t row : rows) {
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i + kAhead < rows.size()) {
+      const std::uint32_t later = rows[i + kAhead];
+      fetch(x.c.leases[later]);
+      fetch(x.c.pins[later]);
+      fetch(x.c.bytes[later]);
+      fetch(x.c.last_use[later]);
+      fetch(x.c.hits[later]);
+    }
+    const std::uint32_t row = rows[i];
     x.set_uses(kind == LeaseKind::kPin ? x.c.pins : x.c.leases, row, +1);
     x.c.last_use[row] = now;
     if (kind == LeaseKind::kRead) ++x.c.hits[row];
@@ -45,11 +107,17 @@ std::vector<Slot> Index::slots(LeaseId id) const {
   std::vector<Slot> slots;
   if (lease == impl_->leases.end()) return slots;
   const Impl& x = *impl_;
-  for (const std::uint32_t row : lease->second.rows)
-    for (std::uint32_t at = x.c.slot[row]; at != kNoRow; at = x.c.next_shard[at]) {
+  const std::vector<std::uint32_t>& rows = lease->second.rows;
+  std::size_t count = 0;
+  for (const std::uint32_t row : rows) count += x.c.shards[row];
+  slots.reserve(count);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    if (i + kAhead < rows.size()) fetch(x.records[x.c.slot[rows[i + kAhead]]].offset);
+    for (std::uint32_t at = x.c.slot[rows[i]]; at != kNoRow; at = x.c.next_shard[at]) {
       const SlotRecord& slot = x.records[at];
       slots.push_back({at, slot.arena, slot.offset, slot.length, slot.checksum, slot.generation()});
     }
+  }
   return slots;
 }
 

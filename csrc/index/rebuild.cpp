@@ -1,11 +1,14 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 #include "index/impl.h"
 
 namespace kvarter {
 namespace {
+
+constexpr std::uint64_t kNoFence = ~std::uint64_t{0};  // an epoch that only death covers
 
 struct Found {  // the slots of one entry
   std::uint32_t depth;
@@ -13,37 +16,40 @@ struct Found {  // the slots of one entry
   std::vector<std::uint32_t> slots;  // by shard; kNoRow where there is none
 };
 
-}  // namespace
-
-Index::Index(const Options& options, Pool& pool, const Clock& clock, std::span<const std::byte> old)
-    : impl_(std::make_unique<Impl>(options, pool, clock)) {
-  impl_->rebuild(old);
-}
-
-void Index::Impl::rebuild(std::span<const std::byte> old) {
+Memfd checked(Memfd file, const Index::Options& options, const Pool& pool) {
   RecordsHeader header;
-  if (old.size() < sizeof header)
-    throw std::runtime_error("records of " + std::to_string(old.size()) + " bytes");
-  std::memcpy(&header, old.data(), sizeof header);
+  std::memcpy(&header, file.data(), sizeof header);  // a file of the pool has at least a page
   if (header.magic != kRecordsMagic || header.layout_version != kLayoutVersion)
     throw std::runtime_error("records of layout version " + std::to_string(header.layout_version) +
                              "; this build reads version " + std::to_string(kLayoutVersion));
   if (header.max_slots != options.max_slots || header.arenas != pool.arenas().size() ||
-      old.size() < records_bytes(header.max_slots))
+      file.bytes() < records_bytes(header.max_slots))
     throw std::runtime_error("records of " + std::to_string(header.max_slots) + " slots in " +
-                             std::to_string(header.arenas) + " arenas; expected " +
-                             std::to_string(options.max_slots) + " slots in " +
+                             std::to_string(header.arenas) + " arenas and " + std::to_string(file.bytes()) +
+                             " bytes; expected " + std::to_string(options.max_slots) + " slots in " +
                              std::to_string(pool.arenas().size()) + " arenas");
-  std::memcpy(records_file.data(), old.data(), records_bytes(header.max_slots));
+  return file;
+}
+
+}  // namespace
+
+Index::Index(const Options& options, Pool& pool, const Clock& clock, Memfd records)
+    : impl_(std::make_unique<Impl>(options, pool, clock, checked(std::move(records), options, pool))) {
+  impl_->rebuild();
+}
+
+void Index::Impl::rebuild() {
   for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns) {
     namespaces[ns].digest = namespace_records[ns].digest;
     namespaces[ns].closed = namespace_records[ns].state == 2;
+    closed += namespaces[ns].closed;
   }
 
   std::unordered_map<std::uint64_t, Found> entries;
   for (std::uint32_t at = 0; at < options.max_slots; ++at) {
     SlotRecord& slot = records[at];
-    if (slot.state() == SlotState::kFree || slot.ns >= kMaxNamespaces || slot.shard >= slot.shards ||
+    if (slot.state() == SlotState::kFree || slot.state() == SlotState::kMoving || slot.ns >= kMaxNamespaces ||
+        slot.shard >= slot.shards ||
         !pool.extents().claim({slot.arena, slot.offset, rounded(slot.length)}, at)) {
       if (slot.state() != SlotState::kFree) mark(slot, SlotState::kFree, true);
       continue;
@@ -82,7 +88,7 @@ void Index::Impl::rebuild(std::span<const std::byte> old) {
       c.bytes[row] += slot.length;
       book.overhead += rounded(slot.length) - slot.length;
       const bool writing = slot.state() == SlotState::kReserved || slot.state() == SlotState::kQuarantined;
-      flight.writers.push_back({slot.owner, 0, true, writing && slot.owner != 0, false});
+      flight.writers.push_back({slot.owner, kNoFence, true, writing && slot.owner != 0, false});
     }
     ++namespaces[first.ns].rows;
     const bool whole =
@@ -105,7 +111,10 @@ void Index::Impl::rebuild(std::span<const std::byte> old) {
     } else {
       set_state(row, RowState::kQuarantined);
       c.parent[row] = kNoRow;
-      for (const std::uint32_t at : slots) mark(records[at], SlotState::kQuarantined);
+      for (const std::uint32_t at : slots) {
+        KVARTER_SYNC_POINT("rebuild: slot");
+        mark(records[at], SlotState::kQuarantined);
+      }
       flights.emplace(row, std::move(flight));
     }
   }

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <stdexcept>
 #include <system_error>
 #include <utility>
 
@@ -12,6 +13,8 @@
 
 namespace kvarter {
 namespace {
+
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 [[noreturn]] void fail(const char* what, std::uint64_t bytes) {
   throw std::system_error(errno, std::generic_category(),
@@ -47,8 +50,7 @@ Memfd::Memfd(const std::string& name, std::uint64_t bytes, bool hugetlb)
   fd_ = memfd_create(name.c_str(),
                      MFD_CLOEXEC | MFD_ALLOW_SEALING | (hugetlb ? MFD_HUGETLB | MFD_HUGE_2MB : 0u));
   if (fd_ < 0) fail("memfd_create", bytes_);
-  if (fchmod(fd_, 0600) || ftruncate(fd_, static_cast<off_t>(bytes_)) ||
-      fcntl(fd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
+  if (fchmod(fd_, 0600) || ftruncate(fd_, static_cast<off_t>(bytes_)) || fcntl(fd_, F_ADD_SEALS, kSeals)) {
     int error = errno;
     close(fd_);
     errno = error;
@@ -60,6 +62,19 @@ Memfd::Memfd(const std::string& name, std::uint64_t bytes, bool hugetlb)
     close(fd_);
     throw;
   }
+}
+
+Memfd Memfd::adopt(int fd) {
+  struct stat status{};
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (fstat(fd, &status) || (seals & kSeals) != kSeals || seals < 0 || status.st_size <= 0 ||
+      static_cast<std::uint64_t>(status.st_size) % kGranule)
+    throw std::invalid_argument("descriptor " + std::to_string(fd) + " is no memory file of a pool: seals " +
+                                std::to_string(seals) + ", expected " + std::to_string(kSeals) + "; " +
+                                std::to_string(status.st_size) + " bytes, expected granules of " +
+                                std::to_string(kGranule));
+  const auto bytes = static_cast<std::uint64_t>(status.st_size);
+  return {fd, bytes, map_shared(fd, bytes, true)};
 }
 
 Memfd::Memfd(Memfd&& other) noexcept

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
+#include <utility>
 
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
@@ -34,6 +35,12 @@ std::vector<Memfd> make_arenas(const std::vector<std::uint64_t>& sizes, bool hug
   for (std::size_t i = 0; i < sizes.size(); ++i)
     arenas.emplace_back("kvarter-arena-" + std::to_string(i), sizes[i], hugetlb);
   return arenas;
+}
+
+std::vector<std::uint64_t> sizes_of(const std::vector<Memfd>& arenas) {
+  std::vector<std::uint64_t> sizes;
+  for (const Memfd& arena : arenas) sizes.push_back(arena.bytes());
+  return sizes;
 }
 
 // The policy belongs to the file's pages, not to this mapping: it holds for whoever touches them first.
@@ -68,6 +75,11 @@ Pool::Pool(std::uint64_t bytes, std::uint64_t arena_bytes, bool populate, bool h
   }
   pages_ = pages;
   if (populate) populator_ = std::thread([=, this] { this->populate(huge_pages && pages == Pages::k4k); });
+}
+
+Pool::Pool(std::vector<Memfd> arenas)
+    : arenas_(std::move(arenas)), extents_(sizes_of(arenas_)), populated_(true) {
+  for (const Memfd& arena : arenas_) bytes_ += arena.bytes();
 }
 
 Pool::~Pool() {

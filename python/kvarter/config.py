@@ -1,18 +1,19 @@
-"""Settings, checked at start. Unknown names are errors that name the nearest known one."""
+"""Settings, checked at start. In layers: defaults, a file, the environment, the engine's extra config."""
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, PrivateAttr
 
 from . import _core
-from .errors import ConfigError
 
 MIN_DRAM = 2 << 20
+MAX_BLOCKS = (1 << 32) - 2  # as csrc/include/kvarter/index.h has it
+
+Seconds = Annotated[float, Field(gt=0, le=1e6)]
 
 
 def disabled() -> bool:
@@ -20,66 +21,89 @@ def disabled() -> bool:
     return os.environ.get("KVARTER_DISABLE", "") not in ("", "0")
 
 
+class Setting(NamedTuple):
+    """One setting: its dotted name, its value, and where that was said ("default" if nowhere)."""
+
+    name: str
+    value: Any
+    source: str
+
+
 class Faults(BaseModel):
     """Makes the copy engine delay, fail and corrupt; for tests of what is above it."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    delay: float = Field(0.0, ge=0, description="Seconds before each block")
+    delay: float = Field(0.0, ge=0, le=1e6, description="Seconds before each block")
     fail_every: int = Field(0, ge=0, description="Every n-th block fails; 0: none")
     flip_every: int = Field(0, ge=0, description="Every n-th block has one byte flipped; 0: none")
 
 
 class Config(BaseModel):
-    """What an engine's connector can be told."""
+    """What Kvarter can be told. Immutable; made by `load`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     dram: ByteSize | None = Field(
-        None, description="Payload memory of the pool; default a quarter of what is allowed"
+        None, ge=MIN_DRAM, description="Payload memory of the pool; default a quarter of what is allowed"
     )
     max_blocks: int | None = Field(
-        None, gt=0, description="Blocks (times shards) that the pool can hold records of"
+        None, gt=0, le=MAX_BLOCKS, description="Blocks (times shards) that the pool can hold records of"
     )
     weights_id: str | None = Field(
-        None, description="Names the weights instead of a fingerprint of their files"
+        None, min_length=1, description="Names the weights instead of a fingerprint of their files"
     )
     directory: str | None = Field(
         None, description="Owner-only directory of the socket that workers attach to"
     )
-    hold_seconds: float = Field(2.0, gt=0, description="How long a match stays true without being loaded")
-    load_seconds: float = Field(10.0, gt=0, description="A load that takes longer becomes a recompute")
-    store_seconds: float = Field(60.0, gt=0, description="A store that takes longer is given up")
-    flush_seconds: float = Field(
-        10.0, gt=0, description="Longest wait for a copy whose source is about to be reused"
+    hold_seconds: Seconds = Field(2.0, description="How long a match stays true without being loaded")
+    load_seconds: Seconds = Field(10.0, description="A load that takes longer becomes a recompute")
+    store_seconds: Seconds = Field(60.0, description="A store that takes longer is given up")
+    flush_seconds: Seconds = Field(
+        10.0, description="Longest wait for a copy whose source is about to be reused"
+    )
+    boundary_interval: int = Field(
+        4096,
+        ge=1,
+        description="Tokens between the boundaries inside a prompt that sliding windows are kept for",
     )
     copy_threads: int = Field(0, ge=0, le=64, description="Threads that copy; 0: in the engine's own thread")
     copy_member: Literal["host", "faulty"] = Field("host", description="Which copy engine")
     faults: Faults = Field(Faults.model_validate({}), description="For the faulty copy engine")
 
-    @classmethod
-    def from_engine(cls, settings: Mapping[str, Any]) -> Config:
-        """From an engine's extra config. Raises `ConfigError`, one sentence for all that is wrong."""
-        try:
-            return cls.model_validate(dict(settings))
-        except ValidationError as error:
-            raise ConfigError("; ".join(_sentence(dict(e)) for e in error.errors())) from None
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
 
-    def pool_bytes(self, sharers: int = 1) -> int:
-        """`dram`, or a quarter of the cgroup's limit (of the memory available where there is none) over `sharers`."""
+    @classmethod
+    def load(cls, engine: Mapping[str, Any] | None = None) -> Config:
+        """What all layers say together: defaults, below a TOML or YAML file, below the environment
+        (`KVARTER_DRAM=8GiB`, `KVARTER_FAULTS__DELAY=0.1`), below `engine`, the engine's extra config.
+
+        The file is the one that `config` in `engine` names, else KVARTER_CONFIG, else the user's own
+        `$XDG_CONFIG_HOME/kvarter/config.toml` if there is one. Raises `ConfigError`, one sentence for all that is
+        wrong in any layer, a setting that a higher one overrides included.
+        """
+        from . import layers  # it needs this class
+
+        values, sources = layers.merged(dict(engine or {}))
+        config = cls.model_validate(values)
+        config._sources = sources
+        return config
+
+    def explain(self) -> list[Setting]:
+        """Every setting, in the order of this class, those of a nested table by dotted names."""
+        from . import layers
+
+        return [
+            Setting(name, value, self._sources.get(name, "default")) for name, value in layers.leaves(self)
+        ]
+
+    def pool_bytes(self, sharers: int = 1, root: str = "") -> int:
+        """`dram`, or a quarter of the cgroup's limit (of the memory available where there is none) over `sharers`.
+
+        root: stands before /proc and /sys; a directory of a test's own.
+        """
         if self.dram is not None:
             return int(self.dram)
-        limits = _core.memory_limits()
+        limits = _core.memory_limits(root)
         allowed = limits["cgroup_limit"] or limits["available"]
         return max(min(allowed, limits["available"]) // 4 // sharers, MIN_DRAM)
-
-
-def _sentence(error: dict[str, Any]) -> str:
-    name = ".".join(str(part) for part in error["loc"])
-    if error["type"] != "extra_forbidden":
-        return f"{name}={error['input']!r}: {error['msg'][:1].lower()}{error['msg'][1:]}"
-    known = Faults.model_fields if name.startswith("faults.") else Config.model_fields
-    near = difflib.get_close_matches(str(error["loc"][-1]), known, n=1, cutoff=0.5)
-    return f"unknown setting {name!r}; " + (
-        f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-    )

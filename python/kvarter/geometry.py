@@ -7,9 +7,11 @@ No other module assumes one block size, one group or one shard.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import lcm
+from operator import mul
 from typing import Protocol
 
 from .errors import GeometryError
@@ -38,7 +40,14 @@ class State:
     """One snapshot, valid exactly at its boundary."""
 
 
-Lifetime = Full | Window | State
+@dataclass(frozen=True)
+class Chunked:
+    """Only what lies in the same chunk of `tokens` tokens as the next token."""
+
+    tokens: int
+
+
+Lifetime = Full | Window | State | Chunked
 
 
 @dataclass(frozen=True)
@@ -73,9 +82,9 @@ class CacheGroup:
             raise GeometryError(
                 f"group {self.name!r} is replicated and has {len(self.shard_bytes)} shards; expected 1"
             )
-        if isinstance(self.lifetime, Window) and self.lifetime.tokens < 1:
+        if isinstance(self.lifetime, Window | Chunked) and self.lifetime.tokens < 1:
             raise GeometryError(
-                f"group {self.name!r} has a window of {self.lifetime.tokens} tokens; expected at least 1"
+                f"group {self.name!r} sees {self.lifetime.tokens} tokens; expected at least 1"
             )
         if isinstance(self.lifetime, State) and self.replay_tokens:
             raise GeometryError(
@@ -85,15 +94,22 @@ class CacheGroup:
     def identity(self) -> bytes:
         """What of this group makes two blocks interchangeable, unambiguously encoded; part of the namespace."""
         life = self.lifetime
-        window = (
-            (life.tokens, life.retained_tokens, life.extra_blocks) if isinstance(life, Window) else (0, 0, 0)
-        )
+        sight = ("tokens", "retained_tokens", "extra_blocks")
+        window = tuple(getattr(life, field, 0) for field in sight)
         name, kind = self.name.encode(), type(life).__name__.encode()
         return struct.pack(
             f"<I{len(name)}sI{len(kind)}s3QQQ??I{len(self.shard_bytes)}Q",
             *(len(name), name, len(kind), kind, *window, self.block_tokens, self.replay_tokens),
             *(self.required, self.replicated, len(self.shard_bytes), *self.shard_bytes),
         )
+
+    def shard_of(self, rank: int) -> int:
+        """Which of a block's shards is a rank's."""
+        return 0 if self.replicated else rank
+
+    def written_by(self, rank: int) -> bool:
+        """Whether a rank stores its shard: of what all ranks have alike, the first one does."""
+        return rank == 0 or not self.replicated
 
     def blocks_at(self, boundary: int) -> range:
         """The blocks that this group needs at `boundary` tokens, a multiple of `block_tokens`."""
@@ -104,6 +120,8 @@ class CacheGroup:
         at = boundary // self.block_tokens
         if isinstance(life, State):
             return range(at - 1, at) if at else range(0)
+        if isinstance(life, Chunked):
+            return range(min(boundary // life.tokens * life.tokens // self.block_tokens, end), end)
         return range(min(max(at - self._window_blocks(life), 0), end), end)
 
     def _window_blocks(self, life: Window) -> int:
@@ -141,7 +159,7 @@ class Geometry:
                     f"{self.unit_tokens}; one must be a multiple of the other"
                 )
 
-    @property
+    @cached_property
     def alignment(self) -> int:
         """Boundaries are multiples of this many tokens."""
         return lcm(self.unit_tokens, *(group.block_tokens for group in self.groups if group.required))
@@ -178,9 +196,11 @@ class Geometry:
         if isinstance(group.lifetime, Full):
             have = resident.leading(number, len(need))
             return boundary if have == len(need) else have * group.block_tokens + group.replay_tokens
-        skipped = (
-            boundary // group.block_tokens - need.stop
-        )  # replayed by the engine: whole blocks before the boundary
+        if isinstance(
+            group.lifetime, Chunked
+        ):  # how far back it reaches depends on where it is: step by step
+            return boundary if resident.last_run(number, need.stop, len(need)) == need.stop else boundary - 1
+        skipped = boundary // group.block_tokens - need.stop  # whole blocks that the engine replays
         # Where the window is cut off by token 0 the run is shorter; last_run knows that from its end alone.
         run = 1 if isinstance(group.lifetime, State) else group._window_blocks(group.lifetime) - skipped
         return (resident.last_run(number, need.stop, run) + skipped) * group.block_tokens
@@ -192,8 +212,29 @@ class Geometry:
             for group in self.groups
         )
 
+    def kept_blocks(
+        self, number: int, first: int, upto: int, kept: Collection[int], dense_from: int
+    ) -> list[int]:
+        """Those of blocks [first, upto) of a group that some kept boundary needs: one of `kept`, or any aligned
+        boundary above `dense_from` tokens. `Full` groups need all."""
+        group = self.groups[number]
+        if isinstance(group.lifetime, Full):
+            return list(range(first, upto))
+        align = self.alignment
+        reach = upto * group.block_tokens + max(getattr(group.lifetime, "tokens", 0), align) + align
+        dense = range(
+            max(dense_from // align, first * group.block_tokens // align) * align + align, reach + 1, align
+        )
+        needed: set[int] = set()
+        for boundary in (*kept, *dense):
+            if boundary % group.block_tokens == 0:
+                needed.update(group.blocks_at(boundary))
+        return [block for block in range(first, upto) if block in needed]
+
     def bytes_at(self, blocks: Sequence[range]) -> int:
         """Payload bytes of these blocks of each group, all shards together."""
-        return sum(
-            len(need) * sum(group.shard_bytes) for group, need in zip(self.groups, blocks, strict=True)
-        )
+        return sum(map(mul, map(len, blocks), self._block_bytes))
+
+    @cached_property
+    def _block_bytes(self) -> tuple[int, ...]:
+        return tuple(sum(group.shard_bytes) for group in self.groups)

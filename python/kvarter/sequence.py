@@ -32,6 +32,7 @@ class Sequence:
         self._parent = b""
         self._units = 0
         self._buffer: Digests = np.empty((0, 32), np.uint8)
+        self._chain: tuple[int, _core.Chain] | None = None  # of which namespace number; until the next unit
         self._rest = array("I")
         self.extend(tokens, extras)
 
@@ -84,6 +85,7 @@ class Sequence:
             grown = np.empty((max(units, 2 * len(self._buffer)), 32), np.uint8)
             grown[: self._units] = self._buffer[: self._units]
             self._buffer = grown
+        self._chain = None
         self._buffer[self._units : units] = digests
         self._units = units
         if units:
@@ -108,7 +110,9 @@ class Sequence:
 
     def chain(self, ns: int) -> _core.Chain:
         """What the index looks at; valid as it is now, also after `extend`."""
-        return _core.Chain(ns, self.digests, self._first_unit, self._parent)
+        if self._chain is None or self._chain[0] != ns:
+            self._chain = ns, _core.Chain(ns, self.digests, self._first_unit, self._parent)
+        return self._chain[1]
 
     def __repr__(self) -> str:
         return f"<Sequence {self.num_tokens} tokens, {self.units} units of {self.namespace.unit_tokens}>"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from . import _core
 from .errors import AuditError, CapacityError, ConfigError
@@ -176,13 +179,13 @@ class Store:
     def reserve(
         self,
         sequence: Sequence,
-        blocks: Mapping[int, range],
+        blocks: Mapping[int, Seq[int]],
         deadline: float,
         *,
         owner: int = 0,
         shards: tuple[int, int] = (0, 0),
     ) -> Reservation:
-        """Slots to write for those `blocks` of each group that are neither resident nor in flight.
+        """Slots to write for those `blocks` of each group, in rising order, that are neither resident nor in flight.
 
         shards: (first, count) of the shards that the caller writes; (0, 0) means all. What is not committed within
         `deadline` seconds is given up, and its slots are quarantined until nobody can write them.
@@ -190,12 +193,18 @@ class Store:
         self._tick()
         ns, geometry = self._space(sequence.namespace)
         chain = sequence.chain(ns)
+        until = self._deadline(deadline)
         parts = {}
         for group, need in blocks.items():
-            if need:
-                asked = (group, need.start, len(need))
-                result = self.index.reserve(chain, asked, shards, owner, self._deadline(deadline))
-                parts[group] = (need, *result)
+            results = [
+                self.index.reserve(chain, (group, run.start, len(run)), shards, owner, until)
+                for run in _runs(need)
+            ]
+            if results:
+                status, reasons, handles, slots = (
+                    np.concatenate(column) for column in zip(*results, strict=True)
+                )
+                parts[group] = (np.array(need, np.int64), status, reasons, handles, slots)
         return Reservation(self.index, geometry, parts, shards)
 
     # --- wishes
@@ -276,3 +285,16 @@ class Store:
         """Ends all holds. The memory goes with the last reference."""
         for request in list(self._holds):
             self.drop_hold(request)
+
+
+def _runs(blocks: Seq[int]) -> Iterator[range]:
+    """Consecutive numbers together: one call into the index for each run."""
+    if isinstance(blocks, range) and blocks.step == 1:
+        if blocks:
+            yield blocks
+        return
+    start = 0
+    for at in range(1, len(blocks) + 1):
+        if at == len(blocks) or blocks[at] != blocks[at - 1] + 1:
+            yield range(blocks[start], blocks[at - 1] + 1)
+            start = at

@@ -95,7 +95,9 @@ class Ticket:
         self.finish(_core.Outcome.Failed if kind else _core.Outcome.Loaded)
 
 
-Part = tuple[range, npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint64], Slots]
+Part = tuple[
+    npt.NDArray[np.int64], npt.NDArray[np.uint8], npt.NDArray[np.uint8], npt.NDArray[np.uint64], Slots
+]
 
 
 class Reservation:
@@ -125,7 +127,8 @@ class Reservation:
     def blocks(self, group: int) -> npt.NDArray[np.int64]:
         """Numbers of the granted blocks of a group."""
         asked, _, _, handles, _ = self._parts[group]
-        return asked.start + np.flatnonzero(handles).astype(np.int64)
+        granted: npt.NDArray[np.int64] = asked[handles != 0]
+        return granted
 
     def slots(self, group: int) -> Slots:
         """Slots [granted blocks, shards] of a group, for the caller's shards."""
@@ -144,9 +147,17 @@ class Reservation:
         """Whether any block of the group was refused for this reason."""
         return group in self._parts and bool((self._parts[group][2] == _core.REASONS.index(reason)).any())
 
-    def commit(self, shard: int, ok: npt.NDArray[np.uint8], checksums: npt.NDArray[np.uint64]) -> None:
-        """Shard `shard` of all granted blocks has been written (ok 1) or has failed (0), in the order of `handles`."""
-        self._index.complete(self.handles, shard, ok, checksums)
+    def commit(self, rank: int, ok: npt.NDArray[np.uint8], checksums: npt.NDArray[np.uint64]) -> None:
+        """A rank has written its shard (ok 1) or has failed (0), of each granted block of each group that it writes
+        (`CacheGroup.written_by`), in the order of `handles`."""
+        at = 0
+        for group, part in self._parts.items():
+            if self._geometry.groups[group].written_by(rank):
+                handles = part[3][part[3] != 0]
+                here = slice(at, at + len(handles))
+                shard = self._geometry.groups[group].shard_of(rank)
+                self._index.complete(handles, shard, ok[here], checksums[here])
+                at += len(handles)
 
     def abort(self) -> None:
         """Gives all of it up. The caller's writers may touch the slots no more; other owners' still may."""

@@ -1,3 +1,5 @@
+// For ARMv8 (Debian: g++-aarch64-linux-gnu, qemu-user): cmake --workflow --preset aarch64, then
+// qemu-aarch64 build/aarch64/kvarter_tests -sf='*hash_test*,*copy_test*,*index*,*readers*'
 #include "kvarter/hash.h"
 
 #include <doctest/doctest.h>
@@ -53,6 +55,8 @@ std::vector<const Sha256Kernel*> sha256_kernels() {
   std::vector<const Sha256Kernel*> all{&kSha256Portable};
 #if defined(__x86_64__)
   if (kSha256Ni.supported()) all.push_back(&kSha256Ni);
+#elif defined(__aarch64__)
+  if (kSha256Arm.supported()) all.push_back(&kSha256Arm);
 #endif
   return all;
 }

@@ -158,6 +158,40 @@ TEST_CASE("a hold keeps a chain from eviction until its deadline") {
   CHECK(w.audit() == "");
 }
 
+TEST_CASE("a long range is leased block by block under its own keys, or not at all") {
+  const std::vector<GroupShape> shapes{{1, 1, true, {4096}}, {2, 1, true, {4096}}, {1, 3, true, {4096, 100}}};
+  World w(8 << 20, shapes, 2048);
+  const auto a = text(1, 200);
+  for (std::uint32_t group = 0; group < 3; ++group) {
+    const std::uint64_t blocks = a.size() / shapes[group].unit_stride * shapes[group].subs;
+    const std::size_t shards = shapes[group].shard_bytes.size();
+    const World::Writing written = w.reserve(a, {group, 0, blocks});
+    CHECK(written.handles.size() == blocks);
+    LeaseId id = 0;
+    CHECK(w.lease(a, {group, 0, blocks}, id) == Status::kNotFound);  // in flight
+    for (std::uint32_t shard = 0; shard < shards; ++shard) w.complete(written, shard);
+    for (const auto& [first, count] : std::vector<std::pair<std::uint64_t, std::uint64_t>>{
+             {0, blocks}, {0, 1}, {5, 15}, {5, 16}, {4, 17}, {3, 47}, {blocks - 33, 33}, {7, 0}}) {
+      CHECK(w.lease(a, {group, first, count}, id) == Status::kOk);
+      const auto slots = w.index.slots(id);
+      REQUIRE(slots.size() == count * shards);
+      for (std::size_t i = 0; i < slots.size(); ++i)
+        CHECK(slots[i].offset == written.slots[first * shards + i].offset);
+      CHECK(w.index.release(id, Outcome::kLoaded));
+    }
+    for (std::size_t foreign = 0; foreign < a.size(); foreign += 33) {
+      auto other = a;
+      other[foreign / shapes[group].unit_stride * shapes[group].unit_stride + shapes[group].unit_stride - 1] =
+          digest_of(2, foreign);
+      CHECK(w.lease(other, {group, 0, blocks}, id) == Status::kNotFound);
+    }
+    CHECK_THROWS_AS((void)w.lease(a, {group, 0, blocks + 1}, id), std::invalid_argument);
+    CHECK_THROWS_AS((void)w.lease(a, {group, 0, std::uint64_t{1} << 60}, id), std::invalid_argument);
+  }
+  CHECK(w.index.ledger().leased == 0);
+  CHECK(w.audit() == "");
+}
+
 TEST_CASE("a block that fails its check goes at once with its descendants, and the next store heals it") {
   World w;
   const auto a = text(1, 8, 4), fork = text(2, 8, 4);
@@ -274,9 +308,9 @@ TEST_CASE("what an index held can be rebuilt from its records") {
   w.complete(w.reserve(a, {1, 7, 1}));
   const auto half = w.reserve(c, {0, 0, 4}, 9);
   w.complete(half, 0);
-  const std::span old(w.index.records().data(), w.index.records().bytes());
-  Pool pool(2 << 20, 2 << 20, false);
-  Index index({256, 0.5}, pool, w.clock, old);
+  const std::uint64_t resident = w.index.ledger().resident;
+  Pool pool(again(w.pool.arenas()));
+  Index index({256, 0.5}, pool, w.clock, again(w.index.records()));
   const std::vector<GroupShape> shapes{{1, 1, true, {4096, 8192}}, {1, 1, false, {4096}}};
   CHECK(index.open_namespace({1}, shapes) == w.ns);
   CHECK(index.leading(w.chain(a), 0, 8) == 8);
@@ -286,7 +320,7 @@ TEST_CASE("what an index held can be rebuilt from its records") {
   CHECK(index.ledger().quarantined == 4 * 12288);
   index.owner_dead(9);
   CHECK(index.ledger().quarantined == 0);
-  CHECK(index.ledger().resident == w.index.ledger().resident);
+  CHECK(index.ledger().resident == resident);
   for (const auto& line : index.audit()) CHECK(line == "");
 }
 
@@ -297,11 +331,47 @@ TEST_CASE("rebuild drops a block whose parent did not survive") {
   auto* records = reinterpret_cast<SlotRecord*>(w.index.records().data() + 4096 + 128 * kMaxNamespaces);
   for (int i = 0; i < 256; ++i)
     if (records[i].state() == SlotState::kCommitted && records[i].depth == 1) records[i].word = 0;
-  Pool pool(2 << 20, 2 << 20, false);
-  Index index({256, 0.5}, pool, w.clock, std::span(w.index.records().data(), w.index.records().bytes()));
+  Pool pool(again(w.pool.arenas()));
+  Index index({256, 0.5}, pool, w.clock, again(w.index.records()));
   const GroupShape shape{1, 1, true, {64 << 10}};
   index.open_namespace({1}, std::span(&shape, 1));
   CHECK(index.leading(w.chain(a), 0, 4) == 1);
   CHECK(index.ledger().resident == 64 << 10);
   for (const auto& line : index.audit()) CHECK(line == "");
+}
+
+TEST_CASE("no fence, handle or lease of the index before means anything to the one after it") {
+  World w;
+  const auto a = text(1, 4), b = text(2, 1), c = text(3, 1);
+  w.store(a);
+  LeaseId old_lease = 0, lease = 0;
+  CHECK(w.lease(a, {0, 0, 4}, old_lease) == Status::kOk);
+  const auto writing = w.reserve(b, {0, 0, 1}, 5);
+  World next(again(w.pool.arenas()), again(w.index.records()), {1}, {{1, 1, true, {64 << 10}}}, 256);
+  CHECK(next.index.ledger().quarantined == 64 << 10);
+  CHECK(next.index.tick().empty());
+  next.index.fenced(5, 1000);
+  CHECK(next.index.ledger().quarantined == 64 << 10);  // its copies carry an epoch that nobody remembers
+  const auto reserved = next.reserve(c, {0, 0, 1});
+  next.complete(writing);
+  CHECK(next.leading(c) == 0);
+  CHECK(next.lease(a, {0, 0, 4}, lease) == Status::kOk);
+  CHECK_FALSE(next.index.release(old_lease, Outcome::kLoaded));
+  next.index.owner_dead(5);
+  CHECK(next.index.ledger().quarantined == 0);
+  CHECK(next.audit() == "");
+}
+
+TEST_CASE("records of another size, version or pool are refused with the numbers") {
+  World w;
+  const Index::Options options{128, 0.5};
+  Pool pool(again(w.pool.arenas())), two(4 << 20, 2 << 20, false);
+  CHECK_THROWS_WITH(
+      Index(options, pool, w.clock, again(w.index.records())),
+      doctest::Contains("records of 256 slots in 1 arenas and 167936 bytes; expected 128 slots"));
+  CHECK_THROWS_WITH(Index({256, 0.5}, two, w.clock, again(w.index.records())),
+                    doctest::Contains("expected 256 slots in 2 arenas"));
+  reinterpret_cast<RecordsHeader*>(w.index.records().data())->layout_version = 9;
+  CHECK_THROWS_WITH(Index({256, 0.5}, pool, w.clock, again(w.index.records())),
+                    doctest::Contains("layout version 9; this build reads version 1"));
 }

@@ -231,3 +231,19 @@ TEST_CASE("arenas are populated in the background") {
   mincore(pool.arenas()[1].data() + (3 << 20), 4096, &resident);
   CHECK((resident & 1) == 1);
 }
+
+TEST_CASE("a pool over the arenas of another has its bytes, and takes no file that could be cut") {
+  const Pool first(4 << 20, 2 << 20, false);
+  first.arenas()[1].data()[77] = std::byte{5};
+  std::vector<Memfd> arenas;
+  for (const Memfd& arena : first.arenas()) arenas.push_back(Memfd::adopt(dup(arena.fd())));
+  const Pool second(std::move(arenas));
+  CHECK(second.bytes() == 4 << 20);
+  CHECK(second.extents().free_bytes() == 4 << 20);
+  CHECK(second.arenas()[1].data()[77] == std::byte{5});
+  const int loose = memfd_create("loose", MFD_ALLOW_SEALING);
+  CHECK(ftruncate(loose, 4096) == 0);
+  CHECK_THROWS_WITH_AS(Memfd::adopt(loose), doctest::Contains("seals 0, expected 7; 4096 bytes"),
+                       std::invalid_argument);
+  close(loose);
+}

@@ -6,6 +6,7 @@
 #include <random>
 
 #include "index_words.h"
+#include "sync_points.h"
 
 using namespace kvarter;
 
@@ -136,6 +137,22 @@ TEST_CASE("of a window's blocks those that find no room elsewhere are evicted, a
   CHECK(w.audit() == "");
 }
 
+TEST_CASE("a look-up finds a block at every step of its move") {
+  static Letters* letters = nullptr;
+  static int looks = 0;
+  Letters w({units(1), units(8)});
+  w.comb();
+  letters = &w;
+  looks = 0;
+  sync_hook = [](const char* point) {
+    if (std::string_view(point).starts_with("move")) ++looks;
+    for (char name = 'B'; name < 'A' + 32; name = static_cast<char>(name + 2)) REQUIRE(letters->has(name));
+  };
+  CHECK(w.put('x', 1) == Reason::kNone);
+  sync_hook = nullptr;
+  CHECK(looks == 12);  // four slots, three steps
+}
+
 TEST_CASE("a crash at any step of a move leaves the block whole or not at all") {
   Letters w({units(1), units(8)});
   w.comb();
@@ -143,9 +160,11 @@ TEST_CASE("a crash at any step of a move leaves the block whole or not at all") 
     return std::vector<std::byte>(w.index.records().data(),
                                   w.index.records().data() + w.index.records().bytes());
   };
-  const auto kept = [&](std::vector<std::byte> records) {
+  const auto kept = [&](const std::vector<std::byte>& records) {
     Pool pool(32 * kUnit, 32 * kUnit, false);
-    Index index({64, 0.5}, pool, w.clock, records);
+    Memfd file("kvarter-records", records.size());
+    std::memcpy(file.data(), records.data(), records.size());
+    Index index({64, 0.5}, pool, w.clock, std::move(file));
     const std::vector<GroupShape> shapes{units(1), units(8)};
     index.open_namespace({1}, shapes);
     for (const std::string& line : index.audit()) CHECK(line == "");
@@ -164,7 +183,7 @@ TEST_CASE("a crash at any step of a move leaves the block whole or not at all") 
   for (const bool address_written : {false, true}) {
     auto between = before;
     auto* const slot = reinterpret_cast<SlotRecord*>(between.data() + at);
-    slot->word = SlotRecord::make_word(after->generation(), SlotState::kFree);
+    slot->word = SlotRecord::make_word(after->generation(), SlotState::kMoving);
     if (address_written) slot->offset = after->offset;
     CHECK(kept(between) == 15);
     slot->offset = after->offset;

@@ -89,7 +89,7 @@ def truth(kvarter_config: Callable[..., dict[str, Any]], monkeypatch: pytest.Mon
 def start(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
     """``start("llama", blocks=64, kv=None, **settings)``: a running ``LLM``, closed when the test ends.
 
-    One at a time: starting another closes the one before.
+    One at a time: starting another closes the one before, and `start.close()` the last.
     """
     running: list[Any] = []
 
@@ -104,6 +104,7 @@ def start(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
         running.append(context)
         return llm
 
+    make.close = close
     yield make
     close()
 
@@ -117,11 +118,12 @@ def baseline(model: Callable[[str], Path]) -> Callable[..., list[list[int]]]:
     """
     known: dict[tuple[str, int, tuple[int, ...]], list[int]] = {}
 
-    def tokens(name: str, prompts: Prompts, output_tokens: int) -> list[list[int]]:
+    def tokens(name: str, prompts: Prompts, output_tokens: int, **settings: Any) -> list[list[int]]:
         keys = [(name, output_tokens, tuple(prompt)) for prompt in prompts]
         missing = [key for key in dict.fromkeys(keys) if key not in known]
         if missing:
-            with engine.engine(model(name), blocks=512, block_size=32, enable_prefix_caching=False) as llm:
+            ample = {"blocks": 512, "block_size": 32, "enable_prefix_caching": False, **settings}
+            with engine.engine(model(name), **ample) as llm:
                 for key in missing:
                     known[key] = engine.ask(llm, [key[2]], output_tokens)[0].tokens
         return [known[key] for key in keys]

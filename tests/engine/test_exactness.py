@@ -185,3 +185,39 @@ def test_salts_separate_and_a_new_epoch_finds_nothing_of_the_old(
     assert cached(None) == 288
     assert the_store().stats()["invalidated"] > 0
     idle(llm)
+
+
+def _shift(model: Any) -> None:
+    import torch
+
+    torch.manual_seed(1)
+    for weight in model.parameters():
+        if weight.dim() > 1:
+            weight.data.add_(torch.randn_like(weight) * 0.02)
+
+
+def test_after_a_weight_update_with_stores_under_way_nothing_of_the_old_weights_is_served(
+    start: Any, prompts: Any, truth: Any
+) -> None:
+    from vllm import SamplingParams
+
+    asked = prompts(3, 300, seed=10)
+    llm = start("llama", blocks=64, block_size=32, kv=truth.config(**DELAYED))
+
+    def answers(salt: str | None = None) -> list[list[int]]:
+        extra = {"cache_salt": salt} if salt else {}
+        sampling = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        out = llm.generate([{"prompt_token_ids": p, **extra} for p in asked], sampling, use_tqdm=False)
+        return [list(o.outputs[0].token_ids) for o in out]
+
+    old = answers()
+    assert the_store().stats()["in_flight"] > 0
+    llm.apply_model(_shift)
+    assert llm.reset_prefix_cache(reset_connector=True)
+    new = answers(salt="computed, whatever is stored")
+    assert new != old
+    for _ in range(2):
+        assert answers() == new
+        engine.drop_prefix_cache(llm)
+    assert idle(llm)["loaded"] >= 3 * 9
+    assert truth.torn == 0

@@ -1,6 +1,9 @@
 """What cannot be served exactly is refused at start, in one sentence with the numbers."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -61,19 +64,45 @@ def test_another_version_of_the_engine_is_refused(
     )
 
 
-def test_a_kind_of_cache_group_that_is_not_served_is_refused_by_name(start: Any, kvarter_config: Any) -> None:
+def test_kinds_of_cache_groups_become_lifetimes_and_unknown_ones_are_refused_by_name() -> None:
     import torch
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, SlidingWindowSpec
+    from vllm.v1.kv_cache_interface import (
+        ChunkedLocalAttentionSpec,
+        FullAttentionSpec,
+        KVCacheConfig,
+        KVCacheGroupSpec,
+        MambaSpec,
+        MLAAttentionSpec,
+        RSWASpec,
+        SlidingWindowSpec,
+    )
 
     from kvarter.connectors.vllm.layout import groups_of
     from kvarter.errors import UnsupportedEngine
+    from kvarter.geometry import Chunked, Full, State, Window
 
-    window = SlidingWindowSpec(
-        block_size=32, num_kv_heads=1, head_size=16, dtype=torch.float16, sliding_window=64
+    shape = {"block_size": 32, "num_kv_heads": 1, "head_size": 16, "dtype": torch.float16}
+
+    def groups(*specs: Any, ranks: int = 1) -> Any:
+        made = [KVCacheGroupSpec([f"layer {n}"], spec) for n, spec in enumerate(specs)]
+        return groups_of(KVCacheConfig(8, [], made, hash_block_size=32), ranks).geometry.groups
+
+    mamba = {"block_size": 64, "shapes": ((4,),), "dtypes": (torch.float32,)}
+    known = groups(
+        FullAttentionSpec(**shape),
+        SlidingWindowSpec(**shape, sliding_window=64),
+        ChunkedLocalAttentionSpec(**shape, attention_chunk_size=128),
+        MambaSpec(**mamba, mamba_cache_mode="align", page_size_padded=512),
     )
-    config = KVCacheConfig(8, [], [KVCacheGroupSpec(["layer"], window)], hash_block_size=32)
-    with pytest.raises(UnsupportedEngine, match="cache group 0 is of kind sliding_window"):
-        groups_of(config, 1)
+    assert [group.lifetime for group in known] == [Full(), Window(64), Chunked(128), State()]
+    assert known[3].shard_bytes == (16,)  # padding stripped
+    (latent,) = groups(MLAAttentionSpec(**shape, max_tp_shards=1), ranks=2)
+    assert latent.replicated
+    assert len(latent.shard_bytes) == 1
+    with pytest.raises(UnsupportedEngine, match="cache group 1 is of kind RSWASpec"):
+        groups(FullAttentionSpec(**shape), RSWASpec(**shape, rswa_window=64))
+    with pytest.raises(UnsupportedEngine, match="set mamba_cache_mode to 'align'"):
+        groups(FullAttentionSpec(**shape), MambaSpec(**mamba, mamba_cache_mode="all"))
 
 
 def test_tensors_that_do_not_fit_the_cache_config_are_refused(start: Any, kvarter_config: Any) -> None:
@@ -112,16 +141,15 @@ def test_disabled_it_touches_nothing(
     assert stores() == []
 
 
-def test_workers_in_other_processes_attach_over_the_socket(model: Any, prompts: Any, baseline: Any) -> None:
-    """The engine as people run it: EngineCore and worker are processes of their own."""
-    import json
-    import subprocess
-    import sys
-
+@pytest.mark.parametrize("ranks", [1, 2], ids=["one rank", "tensor parallel 2"])
+def test_workers_in_other_processes_attach_over_the_socket(
+    model: Any, prompts: Any, baseline: Any, ranks: int
+) -> None:
+    """The engine as people run it: EngineCore and workers are processes of their own."""
     asked = prompts(3, 300, shared=100, seed=9)
     program = Path(__file__).parent / "doubles" / "processes.py"
     result = subprocess.run(
-        [sys.executable, str(program), str(model("llama"))],
+        [sys.executable, str(program), str(model("llama")), str(ranks)],
         input=json.dumps(asked),
         env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
         capture_output=True,
@@ -133,5 +161,5 @@ def test_workers_in_other_processes_attach_over_the_socket(model: Any, prompts: 
     assert answer["first"] == answer["second"] == baseline("llama", asked, 12)
     assert answer["cached"] == [288] * 3
     assert 672 <= answer["external_hits"] <= 864  # two may find the shared 96 tokens in the engine by then
-    assert answer["processes"] >= 3
+    assert answer["processes"] >= 2 + ranks
     assert answer["sockets_left"] == []

@@ -7,17 +7,18 @@
 //                  |               '-> waits while its parent is in flight
 //                  '-> abort | deadline: quarantined until its writers cannot touch it
 //
-// Threads: every method may be called from any thread; one mutex orders them. Nothing here waits for anything
-// else or calls back. Only reserve touches payload bytes, when it moves blocks, and only the index moves
-// them. When full: reserve takes the smallest hole that fits. When free bytes would do and no hole does, it
-// empties the cheapest window of addresses by moving the blocks in it that nobody leases, at most twice the
-// slot's own bytes: that many bytes are copied with the mutex held. What finds no room elsewhere is evicted
-// from the window, if it is a leaf that nobody pins. Otherwise it evicts the least recently used entries that
-// nobody leases or pins and that no entry leans on (leaf first, R7), and answers kRejected (no_space) when
-// there are none. So a slot's address holds for as long as its lease or reservation does, and no longer: a
-// block that has moved has another generation, and whoever still copies from its old place learns it from the
-// record. Statuses, never exceptions, for what concerns one block. std::invalid_argument for misuse: an
-// unknown namespace, a group out of range, arrays of unequal length.
+// Threads: every method may be called from any thread. One mutex orders them, except for those under
+// "finding", which take none: they never wait, and answer what was true at some moment of the call. Nothing
+// here waits for anything else or calls back. Only reserve touches payload bytes, when it moves blocks, and
+// only the index moves them. When full: reserve takes the smallest hole that fits. When free bytes would do
+// and no hole does, it empties the cheapest window of addresses by moving the blocks in it that nobody
+// leases, at most twice the slot's own bytes: that many bytes are copied with the mutex held. What finds no
+// room elsewhere is evicted from the window, if it is a leaf that nobody pins. Otherwise it evicts the least
+// recently used entries that nobody leases or pins and that no entry leans on (leaf first, R7), and answers
+// kRejected (no_space) when there are none. So a slot's address holds for as long as its lease or reservation
+// does, and no longer: a block that has moved has another generation, and whoever still copies from its old
+// place learns it from the record. Statuses, never exceptions, for what concerns one block.
+// std::invalid_argument for misuse: an unknown namespace, a group out of range, arrays of unequal length.
 
 #include <cstdint>
 #include <memory>
@@ -150,10 +151,14 @@ class Index {
 
   // REQUIRES: pool and clock outlive the index, and nobody else uses pool.extents().
   Index(const Options& options, Pool& pool, const Clock& clock);
-  // Takes over the records of an index that is gone (its process crashed): committed blocks become resident,
-  // all others quarantined under their owners. REQUIRES: pool has the same arenas with the same content.
-  // Throws std::runtime_error when the records are of another layout version or do not fit the arenas.
-  Index(const Options& options, Pool& pool, const Clock& clock, std::span<const std::byte> records);
+  // Takes over the records of an index whose process is gone, wherever it stopped: blocks that were committed
+  // whole, with all their ancestors, become resident; of all others, what an owner may still be writing is
+  // quarantined until owner_dead (no fence covers it: epochs begin anew), the rest is free. Leases, pins and
+  // holds are gone; who still reads under one sees the generation change when its slot is used again. The
+  // records are changed in place, and a crash in here leaves what this can be called with again. REQUIRES:
+  // pool has the same arenas with the same content, and nobody else writes the records. Throws
+  // std::runtime_error when the records are of another layout version or do not fit the arenas.
+  Index(const Options& options, Pool& pool, const Clock& clock, Memfd records);
   ~Index();
 
   // --- namespaces
@@ -162,12 +167,12 @@ class Index {
   // From now on nothing of it is served or stored; tick removes its blocks, bounded in each call.
   void invalidate(std::uint32_t ns);
 
-  // --- finding
-  // How many blocks of a chained group are resident from block 0 on, at most `limit`. O(log) look-ups: R7
-  // makes the resident blocks of a chain a prefix.
+  // --- finding: without the mutex. A hit may be gone when the call returns, which lease finds out. A
+  // namespace that was closed holds nothing. How many blocks of a chained group are resident from block 0 on,
+  // at most `limit`. O(log) look-ups: R7 makes the resident blocks of a chain a prefix.
   std::uint64_t leading(const Chain& chain, std::uint32_t group, std::uint64_t limit) const;
   // The largest e <= end, e a multiple of `step`, such that the min(run, e) blocks before e are all resident;
-  // 0 when there is none. Looks backwards.
+  // 0 when there is none. Looks backwards; each block of the run was resident at its own moment.
   std::uint64_t last_run(const Chain& chain, std::uint32_t group, std::uint64_t end, std::uint64_t run,
                          std::uint64_t step) const;
   bool contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const;

@@ -39,6 +39,10 @@ std::byte* map_shared(int fd, std::uint64_t bytes, bool writable);
 class Memfd {
  public:
   Memfd(const std::string& name, std::uint64_t bytes, bool hugetlb = false);
+  // Maps what another Memfd of this pool left behind, in this or in another process. Takes the descriptor
+  // over; on a throw it stays the caller's. Throws std::invalid_argument for a file that is not sealed
+  // against resize.
+  static Memfd adopt(int fd);
   Memfd(Memfd&& other) noexcept;
   Memfd& operator=(Memfd&&) = delete;
   ~Memfd();
@@ -49,6 +53,8 @@ class Memfd {
   std::byte* data() const { return data_; }
 
  private:
+  Memfd(int fd, std::uint64_t bytes, std::byte* data) : fd_(fd), bytes_(bytes), data_(data) {}
+
   int fd_ = -1;
   std::uint64_t bytes_ = 0;
   std::byte* data_ = nullptr;
@@ -168,6 +174,9 @@ class Pool {
   // REQUIRES: bytes > 0. Throws as Memfd does. Check the memory first.
   Pool(std::uint64_t bytes, std::uint64_t arena_bytes, bool populate, bool huge_pages = true,
        const std::string& root = "");
+  // The arenas of a pool whose process is gone, in their order and with their content. All of it counts as
+  // free until an Index takes the records over.
+  explicit Pool(std::vector<Memfd> arenas);
   ~Pool();
   Pool(const Pool&) = delete;
 

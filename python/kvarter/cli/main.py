@@ -1,6 +1,6 @@
 """The command `kvarter`. Exit status: 0 well, 1 a check failed, 2 usage or environment."""
 
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import msgspec
 import typer
@@ -8,6 +8,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvarter import __version__
+from kvarter.cli import config
+from kvarter.cli.doctor import doctor
+from kvarter.cli.output import AsJson, fail
 from kvarter.demo import run
 from kvarter.demo.scenario import Note
 from kvarter.demo.scenario import Progress as Done
@@ -17,6 +20,8 @@ from kvarter.errors import UnsupportedEngine
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
+app.add_typer(config.app, name="config")
+app.command()(doctor)
 _stderr = Console(stderr=True)
 
 _STEPS = {
@@ -44,9 +49,7 @@ def _root(
 
 @app.command()
 def demo(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object instead of a table.")
-    ] = False,
+    as_json: AsJson = False,
     model: Annotated[str, typer.Option(help="llama-demo (41 M parameters) or llama (2.6 M).")] = "llama-demo",
     prompts: Annotated[int, typer.Option(min=2, max=64)] = run.Options().prompts,
     tokens: Annotated[
@@ -62,23 +65,23 @@ def demo(
     from kvarter.demo.models import MODELS
 
     if model not in MODELS:
-        _fail(f"no model {model!r}: there are {', '.join(MODELS)}", status=2)
+        fail(f"no model {model!r}: there are {', '.join(MODELS)}", status=2)
     options = run.Options(model, prompts, tokens, dram)
     try:
         run.check_engine()
         report = _compare(options)
     except UnsupportedEngine as error:
-        _fail(str(error), status=2)
+        fail(str(error), status=2)
     except run.RunFailed as error:
-        _fail(str(error), status=1)
+        fail(str(error), status=1)
     if as_json:
         print(msgspec.json.encode({"models": [report]}).decode())
     else:
         Console().print(table([report]))
     if not report.identical:
-        _fail("tokens differ between the engine with Kvarter and the one without", status=1)
+        fail("tokens differ between the engine with Kvarter and the one without", status=1)
     if not report.passed:
-        _fail("nothing was served from Kvarter's memory", status=1)
+        fail("nothing was served from Kvarter's memory", status=1)
 
 
 def _compare(options: run.Options) -> run.Report:
@@ -99,11 +102,6 @@ def _compare(options: run.Options) -> run.Report:
             bars.update(tasks[name], completed=event.done, description=description)
 
         return run.compare(options, show)
-
-
-def _fail(message: str, status: int) -> NoReturn:
-    typer.echo(f"kvarter: {message}", err=True)
-    raise typer.Exit(status)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,3 @@
+"""What an engine loads: one connector for each kind of engine."""
+
+SUPPORTED_VLLM = "0.32"

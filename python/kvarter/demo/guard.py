@@ -56,17 +56,24 @@ def hide_broken_packages() -> dict[str, str]:
 
 def hide_here() -> dict[str, str]:
     """The part of :func:`hide_broken_packages` that concerns this process; says nothing."""
+    hidden = broken_packages()
+    for package in hidden:
+        sys.modules[package] = None  # type: ignore[assignment]  # import and find_spec: not installed
+    return hidden
+
+
+def broken_packages() -> dict[str, str]:
+    """What :func:`hide_broken_packages` would hide, each with the reason; hides nothing."""
     torch = _directory("torch")
     if torch is None or not (torch / "lib" / "libtorch_cpu.so").exists():
         return {}  # no torch, or one laid out differently: only loading would tell
-    hidden = {}
+    broken = {}
     for package, pattern in _LOADED_AT_IMPORT.items():
         directory = None if package in sys.modules else _directory(package)
         missing = directory and _missing_library(directory.glob(pattern), torch / "lib")
         if missing:
-            sys.modules[package] = None  # type: ignore[assignment]  # import and find_spec: not installed
-            hidden[package] = f"needs {missing}, which this torch lacks"
-    return hidden
+            broken[package] = f"needs {missing}, which this torch lacks"
+    return broken
 
 
 def _directory(package: str) -> Path | None:

@@ -50,9 +50,34 @@ _LARGER = {
     "num_key_value_heads": 8,
 }
 
+_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+_WINDOWED = {
+    **_SMALL,
+    **_EXPERTS,
+    "sliding_window": 64,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+_RECURRENT = {
+    **_SMALL,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 128,
+    "shared_expert_intermediate_size": 128,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 64,
+    "linear_value_head_dim": 64,
+    "linear_conv_kernel_dim": 4,
+    "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+}
+
 MODELS: dict[str, Model] = {
     "llama": Model("LlamaConfig", "LlamaForCausalLM", 0.06, _SMALL),  # 2.6 M parameters: the tests'
     "llama-demo": Model("LlamaConfig", "LlamaForCausalLM", 0.05, _LARGER),  # 41 M: prefill takes a while
+    "gptoss": Model("GptOssConfig", "GptOssForCausalLM", 0.06, _WINDOWED),  # two groups: window and full
+    "qwen3next": Model(
+        "Qwen3NextConfig", "Qwen3NextForCausalLM", 0.06, _RECURRENT
+    ),  # three of states, one full
 }
 
 

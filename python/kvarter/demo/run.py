@@ -17,11 +17,11 @@ from typing import IO, NamedTuple
 
 import msgspec
 
+from kvarter.connectors import SUPPORTED_VLLM
 from kvarter.demo.scenario import Event, Failure, Note, Outcome, Progress, Task
 from kvarter.errors import KvarterError, UnsupportedEngine
 
 BLOCK_TOKENS = 128
-SUPPORTED_VLLM = "0.32"
 _DEADLINE = 600.0  # seconds for one run; it takes 20 to 40
 
 

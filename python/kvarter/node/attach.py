@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import os
+import socket
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,27 +19,46 @@ TICK_MS = 50
 
 
 class Invitation(NamedTuple):
-    """What a worker needs in order to attach; travels in the connector's metadata."""
+    """What a worker needs in order to attach. Node and workers of one engine derive the same from its id."""
 
     path: str
     engine: str
     layout_version: int
 
 
+def invitation(engine: str, directory: str | None = None) -> Invitation:
+    """Where the embedded node of `engine` listens: a socket named from the engine's id."""
+    where = Path(directory or _core.default_directory())
+    name = hashlib.sha256(engine.encode()).hexdigest()[:16]
+    return Invitation(str(where / f"{name}.sock"), engine, _core.LAYOUT_VERSION)
+
+
 def embed(store: Store, engine: str, directory: str | None = None) -> tuple[_core.EmbeddedNode, Invitation]:
-    """Serves the store's pool to the workers of `engine`, over a socket named after it.
+    """Serves the store's pool to the workers of `engine`.
 
     Raises `AttachError`, saying what is in the way, when the directory is not ours alone or cannot be written.
     """
-    where = Path(directory or _core.default_directory())
-    name = hashlib.sha256(engine.encode()).hexdigest()[:16]
-    path = str(where / f"{os.getpid()}-{name}.sock")
+    invited = invitation(engine, directory)
+    _sweep(Path(invited.path).parent)
     try:
-        node = _core.EmbeddedNode(store.index, store.exports(), path, TICK_MS)
+        node = _core.EmbeddedNode(store.index, store.exports(), invited.path, TICK_MS)
     except (_core.NodeError, OSError, ValueError) as error:
-        raise AttachError(f"no socket for workers at {path}: {error}") from None
+        raise AttachError(f"no socket for workers at {invited.path}: {error}") from None
     store.delegate_ticks()
-    return node, Invitation(path, engine, _core.LAYOUT_VERSION)
+    return node, invited
+
+
+def _sweep(directory: Path) -> None:
+    """Removes sockets that killed nodes left: those that nobody listens on. Asks the socket, not a process id, which
+    may be of another namespace."""
+    for left in directory.glob("*.sock"):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            try:
+                probe.connect(str(left))
+            except ConnectionRefusedError:
+                left.unlink(missing_ok=True)
+            except OSError:
+                continue
 
 
 class Attachment:

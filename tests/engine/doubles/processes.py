@@ -1,4 +1,4 @@
-"""A multi-process engine with Kvarter, by its name alone, run by test_start.py: prompts in, tokens and counters out, as JSON."""
+"""A multi-process engine with Kvarter, by its name alone, for test_start.py. JSON in: prompts; out: tokens, counts."""
 
 import json
 import os
@@ -29,7 +29,12 @@ def main() -> None:
             "kv_connector_extra_config": {"dram": "64MiB", "directory": directory},
         }
         with engine.engine(
-            Path(sys.argv[1]), blocks=64, block_size=32, kv=config, distributed_executor_backend="mp"
+            Path(sys.argv[1]),
+            blocks=64,
+            block_size=32,
+            kv=config,
+            distributed_executor_backend="mp",
+            tensor_parallel_size=int(sys.argv[2]),
         ) as llm:
             first = engine.ask(llm, asked, 12)
             for _ in range(200):  # until EngineCore has drained its stores, it refuses nothing and we wait

@@ -17,7 +17,9 @@ from vllm.version import __version__ as vllm_version
 
 from ...config import Config, disabled
 from ...errors import UnsupportedEngine
+from ...node import invitation
 from ...store import Store
+from .. import SUPPORTED_VLLM
 from .layout import groups_of
 from .messages import EMPTY, StepMetadata, WorkerReport
 from .metrics import Series, Stats
@@ -35,7 +37,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger("kvarter.vllm")
-SUPPORTED = "0.32"
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -46,9 +47,9 @@ def stores() -> list[Store]:
 
 def check_engine(vllm_config: VllmConfig) -> None:
     """Raises `UnsupportedEngine`, one sentence, for what this version cannot serve exactly."""
-    if vllm_version.split("+")[0].split(".")[:2] != SUPPORTED.split("."):
+    if vllm_version.split("+")[0].split(".")[:2] != SUPPORTED_VLLM.split("."):
         raise UnsupportedEngine(
-            f"vLLM {vllm_version} is installed; this version of Kvarter supports {SUPPORTED}"
+            f"vLLM {vllm_version} is installed; this version of Kvarter supports {SUPPORTED_VLLM}"
         )
     transfer, parallel = vllm_config.kv_transfer_config, vllm_config.parallel_config
     if transfer.kv_load_failure_policy != "recompute":
@@ -56,10 +57,14 @@ def check_engine(vllm_config: VllmConfig) -> None:
             f"kv_load_failure_policy is {transfer.kv_load_failure_policy!r}; set it to 'recompute' in the KV transfer "
             "config, so that a failed load costs time and not the request"
         )
-    if parallel.world_size != 1:
+    if parallel.nnodes > 1:
         raise UnsupportedEngine(
-            f"this engine has {parallel.world_size} ranks (tensor {parallel.tensor_parallel_size}, pipeline "
-            f"{parallel.pipeline_parallel_size}); this version of Kvarter serves one"
+            f"this engine's ranks are on {parallel.nnodes} hosts; in this version all ranks of an engine must be on one"
+        )
+    if parallel.pipeline_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
+        raise UnsupportedEngine(
+            f"pipeline parallelism of {parallel.pipeline_parallel_size} and context parallelism of "
+            f"{parallel.decode_context_parallel_size}: this version of Kvarter serves 1 of each"
         )
     if vllm_config.speculative_config is not None:
         raise UnsupportedEngine("speculative decoding is on; this version of Kvarter does not serve it")
@@ -80,14 +85,15 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
             logger.warning("KVARTER_DISABLE is set: nothing is cached")
             return
         check_engine(vllm_config)
-        config = Config.from_engine(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        config = Config.load(vllm_config.kv_transfer_config.kv_connector_extra_config)
         parallel = vllm_config.parallel_config
         groups = groups_of(kv_cache_config, parallel.world_size)
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(vllm_config, kv_cache_config, groups, config)
             _stores.add(self._scheduler.store)
         else:
-            self._worker = WorkerSide(kv_cache_config, groups, config, parallel.rank)
+            invited = invitation(str(vllm_config.kv_transfer_config.engine_id), config.directory)
+            self._worker = WorkerSide(kv_cache_config, groups, config, parallel.rank, invited)
 
     @property
     def requires_kv_delivery(self) -> bool:

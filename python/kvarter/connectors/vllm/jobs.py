@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from ...transfers import Reservation
 from .messages import Part, Stored, StoreJob
+
+Table = Sequence[int] | Mapping[int, int]  # engine block ids by block number
 
 
 @dataclass
@@ -25,8 +28,8 @@ class Jobs:
     """From the reservation to the last rank's report. Keyed by engine block id as well: there is one watcher a block,
     and several jobs may read one."""
 
-    def __init__(self, group_ids: tuple[int, ...], ranks: int, seconds: float) -> None:
-        self._group_ids, self._ranks, self._seconds = group_ids, ranks, seconds
+    def __init__(self, ranks: int, seconds: float) -> None:
+        self._ranks, self._seconds = ranks, seconds
         self._pool: Any = None
         self._jobs: dict[int, Job] = {}
         self._readers: defaultdict[int, set[int]] = defaultdict(set)  # engine block -> jobs
@@ -37,11 +40,11 @@ class Jobs:
     def bind(self, pool: Any) -> None:
         self._pool = pool
 
-    def add(self, reservation: Reservation, table: tuple[list[int], ...], epoch: int) -> None:
-        """Watches the blocks and queues the job for the workers' next step."""
+    def add(self, reservation: Reservation, tables: Mapping[int, Table], epoch: int) -> None:
+        """Watches the engine's blocks, named for each group by block number, and queues the job for the workers."""
         parts = []
         for group in reservation.groups():
-            ids = np.array([table[self._group_ids[group]][b] for b in reservation.blocks(group)], np.int64)
+            ids = np.array([tables[group][int(b)] for b in reservation.blocks(group)], np.int64)
             parts.append(Part(group, ids, reservation.slots(group)))
         blocks = [int(block) for part in parts for block in part.engine_blocks]
         number, self._next = self._next, self._next + 1

@@ -6,20 +6,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from vllm.v1.kv_cache_interface import (
-    KVCacheSpecKind,
-    UniformTypeKVCacheSpecs,
-    get_kv_cache_spec_kind,
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    MLAAttentionSpec,
+    SlidingWindowMLASpec,
+    SlidingWindowSpec,
     group_kernel_blocks,
     iter_layer_specs,
 )
 
 from ... import _core
 from ...errors import GeometryError, UnsupportedEngine
-from ...geometry import CacheGroup, Full, Geometry
+from ...geometry import CacheGroup, Chunked, Full, Geometry, Lifetime, State, Window
 
 if TYPE_CHECKING:
     import torch
-    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec, KVCacheSpec
 
 
 @dataclass(frozen=True)
@@ -32,32 +35,69 @@ class Groups:
 
 
 def groups_of(config: KVCacheConfig, ranks: int) -> Groups:
-    """Raises `UnsupportedEngine` naming the first group of a kind that this version does not serve."""
+    """Every group that a prefix can be stored of. Scratch groups, which the engine itself does not look up, are left
+    out. Raises `UnsupportedEngine` naming the first group of a kind that is not known here."""
     groups, ids, layers = [], [], []
     for number, group in enumerate(config.kv_cache_groups):
-        kind = get_kv_cache_spec_kind(group.kv_cache_spec)
-        if number not in config.prefix_cacheable_group_ids or group.host_resident or group.is_eagle_group:
-            raise UnsupportedEngine(
-                f"cache group {number} ({kind.value}) is not one that a prefix can be stored of"
-            )
-        if kind != KVCacheSpecKind.FULL_ATTENTION:
-            raise UnsupportedEngine(
-                f"cache group {number} is of kind {kind.value}; this version of Kvarter serves full attention only"
-            )
-        groups.append(_full_group(number, group, ranks))
+        if number not in config.prefix_cacheable_group_ids:
+            continue
+        groups.append(_group(number, group, ranks))
         ids.append(number)
         layers.append(tuple(group.layer_names))
+    if not groups:
+        raise UnsupportedEngine(
+            f"none of the engine's {len(config.kv_cache_groups)} cache groups can be found by prefix"
+        )
     unit = config.hash_block_size or groups[0].block_tokens
     return Groups(Geometry(unit, tuple(groups)), tuple(ids), tuple(layers))
 
 
-def _full_group(number: int, group: KVCacheGroupSpec, ranks: int) -> CacheGroup:
-    spec = group.kv_cache_spec
-    if isinstance(spec, UniformTypeKVCacheSpecs):
-        nbytes = sum(spec.kv_cache_specs[layer].unpadded_page_size_bytes for layer in group.layer_names)
-    else:
-        nbytes = spec.unpadded_page_size_bytes * len(group.layer_names)
-    return CacheGroup(f"full-{number}", Full(), spec.block_size, (nbytes,) * ranks)
+def _group(number: int, group: KVCacheGroupSpec, ranks: int) -> CacheGroup:
+    specs = list(iter_layer_specs(group.kv_cache_spec))
+    lifetimes = {_lifetime(number, group, spec) for spec in specs}
+    if len(lifetimes) != 1:
+        raise UnsupportedEngine(f"cache group {number} mixes {lifetimes}")
+    one_for_all = len(specs) == 1
+    nbytes = sum(spec.real_page_size_bytes for spec in specs) * (len(group.layer_names) if one_for_all else 1)
+    # What a single shard holds is alike on every rank: a latent, or a state that is not split.
+    alike = all(
+        getattr(spec, "tp_replicated", False) or getattr(spec, "max_tp_shards", None) == 1 for spec in specs
+    )
+    replicated = alike and ranks > 1
+    lifetime = lifetimes.pop()
+    return CacheGroup(
+        name=f"{type(lifetime).__name__.lower()}-{number}",
+        lifetime=lifetime,
+        block_tokens=group.kv_cache_spec.block_size,
+        shard_bytes=(nbytes,) * (1 if replicated else ranks),
+        replicated=replicated,
+    )
+
+
+def _lifetime(number: int, group: KVCacheGroupSpec, spec: KVCacheSpec) -> Lifetime:
+    # Exact types: a subclass may keep its blocks in another way (R-SWA, sinks), and served as its base it would be
+    # served wrongly.
+    kind = type(spec).__name__
+    if group.host_resident or group.is_eagle_group:
+        raise UnsupportedEngine(
+            f"cache group {number} ({kind}) is host-resident or of a draft model; not served yet"
+        )
+    if type(spec) in (FullAttentionSpec, MLAAttentionSpec):
+        return Full()
+    if type(spec) in (SlidingWindowSpec, SlidingWindowMLASpec):
+        return Window(spec.sliding_window, spec.extra_retained_tokens)
+    if type(spec) is ChunkedLocalAttentionSpec:
+        return Chunked(spec.attention_chunk_size)
+    if type(spec) is MambaSpec:
+        if spec.mamba_cache_mode != "align":
+            raise UnsupportedEngine(
+                f"cache group {number} keeps recurrent states in mode {spec.mamba_cache_mode!r}; only 'align' hands "
+                "them over at prefix boundaries: set mamba_cache_mode to 'align'"
+            )
+        return State()
+    raise UnsupportedEngine(
+        f"cache group {number} is of kind {kind}, which this version of Kvarter does not know"
+    )
 
 
 def describe(config: KVCacheConfig) -> str:

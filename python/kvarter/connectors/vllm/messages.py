@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
-from ...node import Invitation
 from ...transfers import Slots
 
 
@@ -41,7 +40,6 @@ class LoadJob(NamedTuple):
 class StepMetadata(KVConnectorMetadata):
     """Scheduler to workers. `flush`: store jobs whose engine blocks are about to be overwritten."""
 
-    invitation: Invitation | None = None
     stores: tuple[StoreJob, ...] = ()
     loads: tuple[LoadJob, ...] = ()
     flush: frozenset[int] = frozenset()

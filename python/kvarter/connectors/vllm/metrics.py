@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 # Family -> (label, help). Counters carry what changed, gauges what is.
 COUNTERS = {
     "tokens": ("outcome", "Prompt tokens served from outside the engine, by what became of them"),
-    "blocks": ("event", "Blocks by what became of them: stored, or why not; dropped, and why; leased and loaded"),
+    "blocks": (
+        "event",
+        "Blocks by what became of them: stored, or why not; dropped, and why; leased and loaded",
+    ),
     "bytes_moved": ("event", "Payload bytes stored, loaded and evicted"),
     "requests": ("event", "Requests that were loaded, or not cached, and why"),
     "seconds": ("event", "Time lost: waiting for copies whose source was about to be reused"),
@@ -27,6 +30,8 @@ GAUGES = {"bytes": ("state", "Bytes of the pool by what they are; they add up to
 
 class Stats(KVConnectorStats):
     """data: {family: {label value: number}}."""
+
+    data: dict[str, dict[str, float]]
 
     def reset(self) -> None:
         self.data = {}

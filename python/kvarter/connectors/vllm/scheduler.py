@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ... import _core
 from ...config import Config
+from ...geometry import State
 from ...node import embed
 from ...store import Store
-from ...transfers import Match
+from ...transfers import Match, Reservation
 from .identity import Identity
-from .jobs import Jobs
+from .jobs import Jobs, Table
 from .layout import Groups
 from .messages import EMPTY, LoadJob, Part, StepMetadata, WorkerReport
 from .metrics import Meter, Stats
@@ -51,7 +53,7 @@ class SchedulerSide:
             hold_seconds=config.hold_seconds,
         )
         engine = str(vllm_config.kv_transfer_config.engine_id)
-        self._node, self._invitation = embed(self.store, engine, config.directory)
+        self._node, _ = embed(self.store, engine, config.directory)
         self._owner = self._node.open_engine(engine, self._ranks)
         self._attached = False
         self._identity = Identity(vllm_config, kv_config, groups, config.weights_id)
@@ -60,10 +62,12 @@ class SchedulerSide:
         self._states: dict[str, RequestState] = {}
         self._loads: dict[str, RequestState] = {}  # open loads, also of requests that are gone
         self._new_loads: list[LoadJob] = []
-        self._jobs = Jobs(groups.ids, self._ranks, config.store_seconds)
+        self._failing: set[str] = set()  # requests whose load has failed, and the engine has not been told
+        self._jobs = Jobs(self._ranks, config.store_seconds)
+        self._positional = [g for g, group in enumerate(groups.geometry.groups) if group.lifetime != State()]
         self.tokens: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
-        self._null_blocks = 0
+        self._null_blocks = self._partial_states = 0
         self._stall_seconds = 0.0
         self._meter, self._changed = Meter(), False
 
@@ -79,6 +83,8 @@ class SchedulerSide:
         """Tokens beyond `computed` that a load would bring, and that it would be asynchronous."""
         state = self._states.get(request.request_id)
         if state is None or state.never_match or request.skip_reading_prefix_cache or not self._ready():
+            return 0, False
+        if self._failing:  # no new loads until these are told: workers tell the one admitted last first
             return 0, False
         key = (self.store.index.version, computed, request.num_tokens)
         if state.match is None or state.match_key != key:  # asked again and again while the request waits
@@ -146,49 +152,97 @@ class SchedulerSide:
         for rid in so.preempted_req_ids or ():
             if rid in self._states:
                 self._states[rid].restart()
-        if self._ready():
+        offered = so.kv_connector_block_state
+        if offered is not None and self._ready():
             for rid, scheduled in so.num_scheduled_tokens.items():
                 state = self._states.get(rid)
-                if state is None or so.kv_connector_block_state is None:
+                if state is None:
                     continue
                 state.computed_unknown = False
                 computed = state.request.num_computed_tokens
                 computed += -state.request.num_output_placeholders if self._plan_confirmed_only else scheduled
-                self._plan(state, computed, so.kv_connector_block_state.get_block_ids(rid))
+                self._plan(state, computed, offered.get_block_ids(rid))
+            for rid, states in offered.boundary_state_offloads.items():
+                state = self._states.get(rid)
+                if (
+                    state is not None
+                    and rid in so.num_scheduled_tokens
+                    and rid not in (so.preempted_req_ids or ())
+                ):
+                    self._plan_states(state, states)
         self._jobs.expire()
         stores = self._jobs.take_new()
         loads, self._new_loads = tuple(self._new_loads), []
-        invitation = None if self._attached else self._invitation
-        if invitation is None and not stores and not loads and not flush:
+        if not stores and not loads and not flush:
             return EMPTY
-        return StepMetadata(invitation, stores, loads, flush)
+        return StepMetadata(stores, loads, flush)
 
     def _plan(self, state: RequestState, computed: int, table: tuple[list[int], ...] | None) -> None:
         """Reserves slots for the blocks that `computed` tokens have completed, and hands them to the workers."""
         if table is None or state.ticket is not None or state.computed_unknown:
             return
-        ready = [
-            min(computed, state.request.num_tokens) // g.block_tokens for g in self._groups.geometry.groups
-        ]
-        if all(upto <= done for upto, done in zip(ready, state.done, strict=True)):
+        geometry = self._groups.geometry
+        ready = {
+            g: min(computed, state.request.num_tokens) // geometry.groups[g].block_tokens
+            for g in self._positional
+        }
+        if all(upto <= state.done[g] for g, upto in ready.items()):
             return
         if not self._nameable(state, computed) or state.sequence is None:
             return
+        kept, dense_from = self._kept(state.request, computed)
         wanted = {}
-        for group, number in enumerate(self._groups.ids):
+        for group, upto in ready.items():
+            blocks = table[self._groups.ids[group]]
             first = 0 if group in state.retry else state.done[group]
-            upto = min(ready[group], len(table[number]))
-            null = next((b for b in range(first, upto) if table[number][b] == 0), upto)
-            self._null_blocks += upto - null
-            wanted[group] = range(first, null)
+            needed = geometry.kept_blocks(group, first, min(upto, len(blocks)), kept, dense_from)
+            wanted[group] = [b for b in needed if blocks[b] != 0]  # 0: the engine has let go of it already
+            self._null_blocks += len(needed) - len(wanted[group])
             state.done[group] = max(state.done[group], upto)
-        reservation = self.store.reserve(
-            state.sequence, wanted, self._config.store_seconds, owner=self._owner
-        )
-        self._changed = True
+        reservation = self._reserve(state, wanted, {g: table[self._groups.ids[g]] for g in wanted})
         state.retry = {group for group in wanted if reservation.refused(group, "no_parent")}
+
+    def _plan_states(self, state: RequestState, offers: list[tuple[int, int, int]]) -> None:
+        """Recurrent states that the engine hands over at a boundary; they are good until the end of this step."""
+        if state.ticket is not None or state.computed_unknown:
+            return
+        tables: dict[int, dict[int, int]] = {}
+        for number, block, boundary in offers:
+            group = self._groups.ids.index(number)
+            tokens = self._groups.geometry.groups[group].block_tokens
+            if boundary % tokens:
+                self._partial_states += 1
+            else:
+                tables.setdefault(group, {})[boundary // tokens - 1] = block
+        if tables and self._nameable(state, max(boundary for _, _, boundary in offers)):
+            self._reserve(state, {group: sorted(table) for group, table in tables.items()}, tables)
+
+    def _reserve(
+        self, state: RequestState, wanted: Mapping[int, list[int]], tables: Mapping[int, Table]
+    ) -> Reservation:
+        assert state.sequence is not None
+        known = {g: [b for b in blocks if self._named(state, g, b)] for g, blocks in wanted.items()}
+        reservation = self.store.reserve(state.sequence, known, self._config.store_seconds, owner=self._owner)
         if len(reservation):
-            self._jobs.add(reservation, table, self.store.index.epoch(self._owner))
+            self._jobs.add(reservation, tables, self.store.index.epoch(self._owner))
+        self._changed = True
+        return reservation
+
+    def _named(self, state: RequestState, group: int, block: int) -> bool:
+        """Whether the sequence has the digest that names a block: its last unit is complete."""
+        assert state.sequence is not None
+        return (block + 1) * self._groups.geometry.groups[group].block_tokens <= state.sequence.num_tokens
+
+    def _kept(self, request: Request, computed: int) -> tuple[list[int], int]:
+        """Boundaries whose windows are worth their bytes: where this prompt and those that share a part of it resume,
+        one at every interval, and from the prompt's end on all, since any may be the end of the turn."""
+        align, interval = self._groups.geometry.alignment, self._config.boundary_interval
+        interval = -(-interval // align) * align
+        kept = [
+            (request.num_prompt_tokens - 1) // align * align,
+            request.shared_prefix_boundary // align * align,
+        ]
+        return [*kept, *range(interval, computed + interval + 1, interval)], request.num_prompt_tokens
 
     def request_finished(self, request: Request, table: tuple[list[int], ...]) -> None:
         """Stores what became complete after the last schedule; never from a request whose load is open or failed."""
@@ -214,18 +268,23 @@ class SchedulerSide:
                 self._jobs.finish(job, stored)
             for rid, loaded in report.loaded.items():
                 state = self._loads.get(rid)
+                if not all(outcome.ok for outcome in loaded):
+                    self._failing.add(rid)
                 if state is not None and state.ticket is not None:
                     for outcome in loaded:
                         for group, at in outcome.corrupt:
                             state.ticket.drop_corrupt(group, [state.ticket.match.blocks[group][at]])
         for rid in output.finished_recving or ():
+            self._failing.discard(rid)
             state = self._loads.pop(rid, None)
             if state is not None:
                 self._end_load(state, failed=rid in output.failed_recving)
 
     def _end_load(self, state: RequestState, failed: bool) -> None:
         ticket, state.ticket = state.ticket, None
-        in_time = ticket is not None and ticket.finish(_core.Outcome.Failed if failed else _core.Outcome.Loaded)
+        in_time = ticket is not None and ticket.finish(
+            _core.Outcome.Failed if failed else _core.Outcome.Loaded
+        )
         expired = failed and ticket is not None and ticket.status == _core.Status.Ok and not in_time
         outcome = "expired" if expired else "failed" if failed else "loaded"
         self.tokens[outcome] += state.external_tokens
@@ -241,10 +300,12 @@ class SchedulerSide:
         if not self._changed:
             return None
         self._changed = False
-        blocks = {name: float(value) for name, value in self.store.index.counters().items() if name not in _LEVELS}
+        blocks = {
+            name: float(value) for name, value in self.store.index.counters().items() if name not in _LEVELS
+        }
         moved = {name: blocks.pop(f"{name}_bytes") for name in ("stored", "loaded", "evicted")}
-        blocks["null_block"] = self._null_blocks
-        totals = {
+        blocks["null_block"], blocks["partial_tail_unsupported"] = self._null_blocks, self._partial_states
+        totals: dict[str, dict[str, float]] = {
             "tokens": dict(self.tokens),
             "requests": dict(self.requests),
             "blocks": blocks,

@@ -6,6 +6,7 @@ Runs on the worker's main thread; the copy engine may have threads of its own. N
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -24,7 +25,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = logging.getLogger("kvarter.vllm")
-_RETRY_SECONDS = 1.0
+_RETRY_SECONDS = 0.05
+_PATIENCE = 30.0  # an engine takes a while from its workers to its scheduler
 _Key = TypeVar("_Key", int, str)
 
 
@@ -48,25 +50,27 @@ class _Running(NamedTuple):
 class WorkerSide:
     """See the module."""
 
-    def __init__(self, kv_config: KVCacheConfig, groups: Groups, config: Config, rank: int) -> None:
+    def __init__(
+        self, kv_config: KVCacheConfig, groups: Groups, config: Config, rank: int, invited: Invitation
+    ) -> None:
         self._kv_config, self._groups, self._config, self._rank = kv_config, groups, config, rank
         self._engine = make_copy_engine(config)
         self._blocks: list[_core.Blocks] = []
         self._attachment: Attachment | None = None
-        self._next_attempt = 0.0
+        self._invited, self._closed = invited, threading.Event()
         self._stores: dict[int, _Running] = {}
-        self._loads: dict[str, _Running] = {}
+        self._loads: dict[str, _Running] = {}  # in the order of their admission
+        self._failed: set[str] = set()  # of these, whose failure is still to be told
         self._torn: set[int] = set()  # stores whose source was given away before they ended
         self._report = WorkerReport()
 
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
         """Raises where the tensors are not what the scheduler plans with."""
         self._blocks = blocks_of(self._kv_config, self._groups, tensors)
+        threading.Thread(target=self._attach, name="kvarter-attach", daemon=True).start()
 
     def before_reuse(self, meta: StepMetadata) -> None:
         """Called before anything of this step is overwritten: what is about to be must have been copied."""
-        if meta.invitation is not None:
-            self._attach(meta.invitation)
         if not meta.flush:
             return
         for store in meta.stores:
@@ -91,7 +95,9 @@ class WorkerSide:
                 self._submit_store(store)
 
     def _submit_store(self, store: StoreJob) -> None:
-        self._stores[store.job] = self._submit("gather", store)
+        groups = self._groups.geometry.groups
+        own = tuple(part for part in store.parts if groups[part.group].written_by(self._rank))
+        self._stores[store.job] = self._submit("gather", store._replace(parts=own))
 
     def _submit(self, direction: str, job: StoreJob | LoadJob) -> _Running:
         tickets, own = [], []
@@ -99,8 +105,9 @@ class WorkerSide:
         if attachment is None:
             return _Running(job.parts, (), ())
         for part in job.parts:
-            shard = self._rank if part.slots.shape[1] > 1 else 0
-            slots = np.ascontiguousarray(part.slots[:, shard])
+            slots = np.ascontiguousarray(
+                part.slots[:, self._groups.geometry.groups[part.group].shard_of(self._rank)]
+            )
             checksums = slots["checksum"] if direction == "scatter" else None
             addresses = attachment.addresses(slots)
             blocks = self._blocks[part.group]
@@ -111,26 +118,45 @@ class WorkerSide:
         return _Running(job.parts, tuple(tickets), tuple(own))
 
     def finished_loads(self) -> tuple[set[str], set[str]]:
-        """Requests whose load has ended since the last call, and those of them whose load failed."""
-        ended, failed = set(), set()
+        """Requests whose load has ended since the last call, and those of them whose load failed.
+
+        Failures are told one at a time, the load admitted last first. The engine keeps such requests in their order
+        and stops at the first that finds no blocks: told in order, the first would wait for blocks that those
+        behind it hold, for ever.
+        """
+        ended: set[str] = set()
         for request in self._ended(self._loads):
-            running = self._loads.pop(request)
-            ok, corrupt = bool(running.tickets), []
-            for at, (part, ticket) in enumerate(
-                zip(running.parts, running.tickets, strict=bool(running.tickets))
-            ):
-                statuses, _ = self._engine.take(ticket)
-                # Its lease may have run out while it copied: then the slots may have been someone else's.
-                still = self._attachment is not None and self._attachment.unchanged(running.slots[at]).all()
-                ok = ok and bool((statuses == _core.Status.Ok).all()) and bool(still)
-                corrupt += [
-                    (part.group, int(b)) for b in np.flatnonzero(statuses == _core.Status.Corrupt) if still
-                ]
-            ended.add(request)
-            if not ok:
-                failed.add(request)
-            self._report.loaded.setdefault(request, []).append(Loaded(self._rank, ok, tuple(corrupt)))
-        return ended, failed
+            if request in self._failed:
+                continue
+            ok = self._finish_load(request)
+            if ok:
+                ended.add(request)
+                del self._loads[request]
+            else:
+                self._failed.add(request)
+        last = next(reversed(self._loads), None)
+        failed = {last} if last in self._failed else set()
+        for request in failed:
+            self._failed.discard(request)
+            del self._loads[request]
+        return ended | failed, failed
+
+    def _finish_load(self, request: str) -> bool:
+        running = self._loads[request]
+        ok, corrupt = bool(running.tickets), []
+        for at, (part, ticket) in enumerate(
+            zip(running.parts, running.tickets, strict=bool(running.tickets))
+        ):
+            statuses, _ = self._engine.take(ticket)
+            # Its lease may have run out while it copied: then the slots may have been someone else's.
+            still = self._attachment is not None and bool(self._attachment.unchanged(running.slots[at]).all())
+            ok = ok and bool((statuses == _core.Status.Ok).all()) and still
+            corrupt += [
+                (part.group, int(b)) for b in np.flatnonzero(statuses == _core.Status.Corrupt) if still
+            ]
+        self._loads[request] = _Running((), (), ())
+        self._report.loaded.setdefault(request, []).append(Loaded(self._rank, ok, tuple(corrupt)))
+        return ok
 
     def report(self) -> WorkerReport | None:
         """What ended since the last call; None when nothing did."""
@@ -161,15 +187,21 @@ class WorkerSide:
             key for key, job in running.items() if all(self._engine.poll(ticket) for ticket in job.tickets)
         ]
 
-    def _attach(self, invitation: Invitation) -> None:
-        if self._attachment is not None or time.monotonic() < self._next_attempt:
-            return
-        try:
-            self._attachment = Attachment(invitation, self._rank, self._engine)
-        except AttachError as error:
-            self._next_attempt = time.monotonic() + _RETRY_SECONDS
-            logger.error("%s; nothing is cached until that works", error)
+    def _attach(self) -> None:
+        """On a thread of its own: the scheduler makes its node only after the workers are there, and the first
+        request should find every rank attached, since recurrent states are offered just once."""
+        begun, told = time.monotonic(), False
+        while not self._closed.is_set():
+            try:
+                self._attachment = Attachment(self._invited, self._rank, self._engine)
+                return
+            except AttachError as error:
+                if not told and time.monotonic() - begun > _PATIENCE:
+                    told = True
+                    logger.error("%s; nothing is cached until that works", error)
+            self._closed.wait(_RETRY_SECONDS)
 
     def close(self) -> None:
+        self._closed.set()
         if self._attachment is not None:
             self._attachment.close()

@@ -1,0 +1,17 @@
+"""The workloads by name: each takes a Run and yields rows. A new one is a file and a line here."""
+
+from collections.abc import Callable, Iterator
+
+from report import Row, Run
+
+from . import copy, engine, evict, hash, match, pool, store
+
+WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
+    "hash": hash.run,
+    "copy": copy.run,
+    "store": store.run,
+    "match": match.run,
+    "evict": evict.run,
+    "pool": pool.run,
+    "engine": engine.run,
+}

@@ -1,0 +1,44 @@
+"""The benchmark runs, says what it measured, and finds nothing wrong with the bytes it moves."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCH = Path(__file__).parent.parent / "bench" / "bench.py"
+FIELDS = {"case", "unit", "ours", "limit", "ratio", "goal", "better", "kind", "spread"}
+
+
+def bench(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, BENCH, *arguments], capture_output=True, text=True, timeout=240)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> dict:
+    path = tmp_path_factory.mktemp("bench") / "rows.json"
+    ran = bench("hash", "copy", "store", "--quick", "--check", "--json", path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "checked: 0 findings" in ran.stdout
+    return json.loads(path.read_text())
+
+
+def test_every_row_says_what_was_measured_and_beside_what(report: dict):
+    assert set(report) == {"rows", "machine"}
+    assert report["machine"]["cores"] >= 1
+    for row in report["rows"]:
+        assert set(row) == FIELDS
+        assert row["ours"] > 0 and row["limit"] > 0
+        assert row["ratio"] == pytest.approx(row["ours"] / row["limit"])
+        assert row["better"] in ("higher", "lower") and row["kind"] in ("ratio", "absolute")
+    cases = [row["case"] for row in report["rows"]]
+    assert len(set(cases)) == len(cases)
+    for word in ("chain", "gather 1 MiB block, 32 KiB segments, 1 thread", "scatter", "put", "get"):
+        assert any(case.startswith(word) for case in cases)
+
+
+def test_an_unknown_workload_is_refused_with_the_names_of_those_there_are():
+    ran = bench("juggle")
+    assert ran.returncode == 2
+    assert "copy" in ran.stderr and "evict" in ran.stderr

@@ -1,0 +1,35 @@
+"""The README's snippets run, and its commands exist."""
+
+import re
+from pathlib import Path
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+
+
+def snippets() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+
+def test_the_stores_snippet_runs_and_prints_what_it_says(capsys) -> None:
+    (snippet,) = [code for code in snippets() if "kvarter import" in code]
+    exec(compile(snippet, "README.md", "exec"), {})
+    said = re.search(r"# (\d+ \d+):", snippet)
+    assert said is not None
+    assert capsys.readouterr().out.strip() == said.group(1)
+
+
+def test_the_engines_snippet_names_the_connector_as_it_registers() -> None:
+    from kvarter.connectors.plugin import NAME
+
+    (snippet,) = [code for code in snippets() if "vllm import" in code]
+    compile(snippet, "README.md", "exec")
+    assert f'kv_connector="{NAME}"' in snippet
+
+
+def test_every_file_that_the_readme_names_exists() -> None:
+    root = Path(__file__).parent.parent
+    named = re.findall(
+        r"`?((?:csrc|connectors|policy|bench)/[\w/.]+|(?:store|geometry|keys|sequence)\.py)", README
+    )
+    for name in {n.rstrip(".") for n in named}:
+        assert (root / name).exists() or (root / "python" / "kvarter" / name).exists(), name
