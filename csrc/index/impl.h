@@ -95,7 +95,8 @@ struct Index::Impl {
   std::uint32_t closed = 0;  // of the namespaces: a tick with nothing to sweep is a few instructions
   std::uint32_t next_namespace = 0;
   std::unique_ptr<Gate[]> gates;
-  std::atomic<std::uint64_t> moves{0};  // of cells of the table: odd while one is under way
+  std::atomic<std::uint64_t> moves{
+      0};  // of cells of the table: odd while one is under way; and of slots, 2 at a time
   std::unordered_map<LeaseId, Lease> leases;
   std::uint64_t held_bytes = 0;
   std::unordered_map<std::uint32_t, Flight> flights;  // by row
@@ -148,6 +149,7 @@ struct Index::Impl {
   // evict.cpp
   bool evictable(std::uint32_t row) const;
   void offer_victim(std::uint32_t row);
+  // False when nothing may go, or what would go next is larger than `at_most`.
   bool evict_one(std::uint64_t at_most = ~std::uint64_t{0});
   std::optional<Extent> allocate(std::uint64_t bytes, std::uint32_t slot);
   void keep_headroom();

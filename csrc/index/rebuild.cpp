@@ -48,7 +48,8 @@ void Index::Impl::rebuild() {
   std::unordered_map<std::uint64_t, Found> entries;
   for (std::uint32_t at = 0; at < options.max_slots; ++at) {
     SlotRecord& slot = records[at];
-    if (slot.state() == SlotState::kFree || slot.ns >= kMaxNamespaces || slot.shard >= slot.shards ||
+    if (slot.state() == SlotState::kFree || slot.state() == SlotState::kMoving || slot.ns >= kMaxNamespaces ||
+        slot.shard >= slot.shards ||
         !pool.extents().claim({slot.arena, slot.offset, rounded(slot.length)}, at)) {
       if (slot.state() != SlotState::kFree) mark(slot, SlotState::kFree, true);
       continue;

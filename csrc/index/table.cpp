@@ -92,7 +92,8 @@ bool Index::Impl::committed(const Key& key) const {
       if (cell >> 32 != hash) continue;
       SlotRecord& slot = records[shared(c.slot[static_cast<std::uint32_t>(cell) - 1])];
       const std::uint64_t word = slot.word.load(std::memory_order_acquire);
-      if (static_cast<SlotState>(word & 0xff) != SlotState::kCommitted) continue;
+      const auto state = static_cast<SlotState>(word & 0xff);
+      if (state != SlotState::kCommitted && state != SlotState::kMoving) continue;
       bool same = true;
       for_key(slot, key, [&](auto& field, auto value) { same &= shared(field) == value; });
       // The key belongs to the word if the word is still there: a record's word changes before its key does.

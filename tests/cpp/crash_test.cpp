@@ -99,11 +99,21 @@ void script(World& w) {
   w.index.tick();
   w.ns = w.index.open_namespace(kSecond, kGroups);
   w.write(w.reserve(a, {0, 0, 3}), 2);
+  for (std::uint64_t i = 0; i < 7; ++i) w.write(w.reserve(text(30 + i, 1), {0, 0, 1}), 2);
+  for (std::uint64_t i = 0; i < 4; ++i) w.write(w.reserve(text(40 + i, 1), {1, 0, 1}), 1);
+  for (std::uint64_t i = 0; i < 6; i += 2) {  // holes that together, and only together, hold one more: moves
+    const std::uint32_t first = 0;
+    REQUIRE(w.lease(text(30 + i, 1), {0, 0, 1}, lease) == Status::kOk);
+    w.index.drop_corrupt(lease, std::span(&first, 1));
+    w.index.release(lease, Outcome::kFailed);
+  }
+  w.write(w.reserve(text(44, 1), {1, 0, 1}), 1);
 }
 
 std::vector<std::vector<Digest>> script_texts() {
   std::vector<std::vector<Digest>> texts{text(1, 6), text(2, 2), text(3, 2), text(4, 2)};
   for (std::uint64_t i = 0; i < 9; ++i) texts.push_back(text(10 + i, 1));
+  for (std::uint64_t i = 30; i < 45; ++i) texts.push_back(text(i, 1));
   return texts;
 }
 
@@ -157,9 +167,10 @@ TEST_CASE("an owner killed before any single store of a record's word leaves who
     sync_hook = nullptr;
   }
   const std::set<std::string> names(points_seen.begin(), points_seen.end());
-  CHECK(names == std::set<std::string>{"commit: slot", "complete: slot", "free: slot", "namespace: close",
-                                       "namespace: free", "namespace: open", "quarantine: slot",
-                                       "reserve: owner", "reserve: slot", "withdraw: slot"});
+  CHECK(names == std::set<std::string>{"commit: slot", "complete: slot", "free: slot", "move: address",
+                                       "move: away", "move: here", "namespace: close", "namespace: free",
+                                       "namespace: open", "quarantine: slot", "reserve: owner",
+                                       "reserve: slot", "withdraw: slot"});
   const auto points = static_cast<int>(points_seen.size());
   for (int point = 1; point <= points; ++point) {
     CAPTURE(point);

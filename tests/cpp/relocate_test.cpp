@@ -6,6 +6,7 @@
 #include <random>
 
 #include "index_words.h"
+#include "sync_points.h"
 
 using namespace kvarter;
 
@@ -136,6 +137,22 @@ TEST_CASE("of a window's blocks those that find no room elsewhere are evicted, a
   CHECK(w.audit() == "");
 }
 
+TEST_CASE("a look-up finds a block at every step of its move") {
+  static Letters* letters = nullptr;
+  static int looks = 0;
+  Letters w({units(1), units(8)});
+  w.comb();
+  letters = &w;
+  looks = 0;
+  sync_hook = [](const char* point) {
+    if (std::string_view(point).starts_with("move")) ++looks;
+    for (char name = 'B'; name < 'A' + 32; name = static_cast<char>(name + 2)) REQUIRE(letters->has(name));
+  };
+  CHECK(w.put('x', 1) == Reason::kNone);
+  sync_hook = nullptr;
+  CHECK(looks == 12);  // four slots, three steps
+}
+
 TEST_CASE("a crash at any step of a move leaves the block whole or not at all") {
   Letters w({units(1), units(8)});
   w.comb();
@@ -166,7 +183,7 @@ TEST_CASE("a crash at any step of a move leaves the block whole or not at all") 
   for (const bool address_written : {false, true}) {
     auto between = before;
     auto* const slot = reinterpret_cast<SlotRecord*>(between.data() + at);
-    slot->word = SlotRecord::make_word(after->generation(), SlotState::kFree);
+    slot->word = SlotRecord::make_word(after->generation(), SlotState::kMoving);
     if (address_written) slot->offset = after->offset;
     CHECK(kept(between) == 15);
     slot->offset = after->offset;
@@ -188,6 +205,15 @@ TEST_CASE("a tick keeps the headroom free, and evicts only what may go") {
   w.index.tick();
   CHECK(w.reason(Reason::kEvicted) == 7);  // 0.2 of 32 units, whole blocks
   CHECK(w.audit() == "");
+}
+
+TEST_CASE("no block goes for a headroom smaller than itself") {
+  Letters w({units(8)}, 0.2);
+  for (const char name : {'A', 'B', 'C', 'D'}) REQUIRE(w.put(name) == Reason::kNone);
+  w.index.tick();
+  CHECK(w.reason(Reason::kEvicted) == 0);
+  CHECK(w.put('E') == Reason::kNone);
+  CHECK(w.reason(Reason::kEvicted) == 1);
 }
 
 // The pool's goal, at the size of a test: eight sizes, the largest 1/64 of the pool, ten times its bytes

@@ -146,7 +146,7 @@ class Index {
   struct Options {
     std::uint32_t max_slots = 0;  // slot records; each shard of a block takes one
     double hold_share = 0.5;      // of the pool, that holds may cover
-    double headroom = 0.02;       // of the pool, that tick keeps free while anything is evictable
+    double headroom = 0.02;       // of the pool, that tick keeps free; no block larger than that goes for it
   };
 
   // REQUIRES: pool and clock outlive the index, and nobody else uses pool.extents().

@@ -8,7 +8,7 @@
 // a block counts when all `shards` slots of one `entry` count. Fields are written before the word, the word
 // with release order; so whoever reads a committed word (acquire) sees the fields that belong to it, and a
 // crash at any instruction leaves either a whole block or none. Everything in the index can be rebuilt from
-// here. A block that moves keeps its record: generation + 1 and kFree, the new address, kCommitted again.
+// here. A block that moves keeps its record: generation + 1 and kMoving, the new address, kCommitted again.
 
 #include <array>
 #include <atomic>
@@ -48,6 +48,7 @@ enum class SlotState : std::uint8_t {
   kWritten = 2,   // its writer has reported; other shards or the parent have not
   kCommitted = 3,
   kQuarantined = 4,  // its writer missed the deadline and may still be writing
+  kMoving = 5,       // committed, but its address is changing: a look-up counts it, nobody copies from it
 };
 
 struct SlotRecord {
