@@ -18,6 +18,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.engine)
+            item.add_marker(
+                pytest.mark.timeout(900)
+            )  # an engine of several processes starts in minutes on a busy box
             item.add_marker(pytest.mark.filterwarnings("ignore", r"error:::kvarter(\.|$)"))
 
 

@@ -54,7 +54,7 @@ class Server:
             return bytes(answer.read())
 
     def ready(self) -> "Server":
-        end = time.monotonic() + 240
+        end = time.monotonic() + 400
         while True:
             assert self.process.poll() is None and time.monotonic() < end, self.log.read_text()[-3000:]
             try:
