@@ -221,7 +221,12 @@ class Geometry:
         if isinstance(group.lifetime, Full):
             return list(range(first, upto))
         align = self.alignment
-        reach = upto * group.block_tokens + max(getattr(group.lifetime, "tokens", 0), align) + align
+        life = group.lifetime
+        sight = getattr(life, "tokens", 0) + getattr(life, "retained_tokens", 0)
+        blocks = getattr(life, "extra_blocks", 0) + 2  # and rounding at both ends
+        reach = (
+            (upto + blocks) * group.block_tokens + sight + align
+        )  # no boundary beyond needs a block below upto
         dense = range(
             max(dense_from // align, first * group.block_tokens // align) * align + align, reach + 1, align
         )
