@@ -208,6 +208,7 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
 
     def shutdown(self) -> None:
         if self._scheduler:
+            _stores.discard(self._scheduler.store)
             self._scheduler.close()
         if self._worker:
             self._worker.close()

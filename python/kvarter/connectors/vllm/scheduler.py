@@ -8,6 +8,7 @@ steps is the one that the engine's block lifetime demands: a stored block is nev
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger("kvarter.vllm")
+_ATTACH_SECONDS = 10.0
 
 
 class SchedulerSide:
@@ -70,6 +72,18 @@ class SchedulerSide:
         self._null_blocks = self._partial_states = 0
         self._stall_seconds = 0.0
         self._meter, self._changed = Meter(), False
+        self._await_ranks()
+
+    def _await_ranks(self) -> None:
+        """At start, and only then: the workers are up and looking for the node. Recurrent states are offered in the
+        first step and never again, so the first request should find every rank attached."""
+        until = time.monotonic() + _ATTACH_SECONDS
+        while not self._ready() and time.monotonic() < until:
+            time.sleep(0.01)
+        if not self._attached:
+            logger.warning(
+                "not all of %d ranks are attached yet; nothing is cached until they are", self._ranks
+            )
 
     def bind_block_pool(self, pool: object) -> None:
         self._jobs.bind(pool)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = logging.getLogger("kvarter.vllm")
-_RETRY_SECONDS = 0.05
+_RETRY_SECONDS = 0.02
 _PATIENCE = 30.0  # an engine takes a while from its workers to its scheduler
 _Key = TypeVar("_Key", int, str)
 
