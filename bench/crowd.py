@@ -34,7 +34,7 @@ class Crowd:
     def __init__(self, total: int, units: int, turn: int = 32) -> None:
         self.total, self.units = total, units
         self.random = np.random.default_rng(3)
-        self.store = Store(total * BLOCK, max_blocks=total, populate=False)
+        self.store = Store(total * BLOCK, max_blocks=total, headroom=0.0, populate=False)
         self.sequences = [self.new_sequence() for _ in range(total // units)]
         self.offsets = np.zeros((len(self.sequences), units), np.uint64)
         turns = self.random.permutation(np.repeat(np.arange(len(self.sequences)), units // turn))

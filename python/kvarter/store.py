@@ -37,7 +37,8 @@ class Store:
     """KV blocks in a shared-memory pool, by prefix.
 
     dram: bytes of payload memory. max_blocks: slot records, one for each shard of a block (default: one for every
-    16 KiB of the pool). hold_seconds: how long a match stays true without being loaded. clock: where time comes from.
+    16 KiB of the pool). hold_seconds: how long a match stays true without being loaded. headroom: share of the pool
+    that is kept free in the background, so that a put finds room at once. clock: where time comes from.
 
     Raises `CapacityError`, with the numbers, when the pool does not fit the host's memory or the cgroup.
     Thread-safe, except for the Sequences given to it. No call blocks on another one's work.
@@ -50,6 +51,7 @@ class Store:
         max_blocks: int | None = None,
         hold_seconds: float = 2.0,
         hold_share: float = 0.5,
+        headroom: float = 0.02,
         load_policy: LoadPolicy | None = None,
         clock: _core.Clock | None = None,
         populate: bool = True,
@@ -66,7 +68,7 @@ class Store:
         self._hold_seconds = hold_seconds
         self._load_policy = load_policy or AlwaysLoad()
         self.pool = _core.Pool(dram, dram, populate)
-        self.index = _core.Index(self.pool, self._clock, slots, hold_share)
+        self.index = _core.Index(self.pool, self._clock, slots, hold_share, headroom)
         self._spaces: dict[bytes, tuple[int, Geometry]] = {}
         self._holds: OrderedDict[str, tuple[int, int]] = OrderedDict()  # (lease, deadline), the oldest first
         self._hints: OrderedDict[str, Hint] = OrderedDict()
