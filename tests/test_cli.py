@@ -16,7 +16,10 @@ from kvarter.config import Config
 def cli(
     *arguments: str, python: tuple[str, ...] = (), path: Path | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    paths = [str(path or ""), str(Path(kvarter.__file__).parents[1])]
+    source = Path(kvarter.__file__).parents[1]
+    if path is not None and source in {Path(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")}:
+        source = path  # installed: `path` has it, and beside it there is what shall not be found
+    paths = [str(path or ""), str(source)]
     return subprocess.run(
         [sys.executable, *python, "-m", "kvarter.cli.main", *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
