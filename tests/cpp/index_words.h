@@ -118,7 +118,7 @@ struct World {
                std::uint64_t deadline = kForever, std::uint64_t bytes = 0) {
     return index.lease(chain(digests), std::span(&range, 1), kind, 1, deadline, bytes, id);
   }
-  const SlotRecord& record_of(const Slot& slot) const { return records_in(index.records())[slot.record]; }
+  const SlotRecord& record_of(const Slot& slot) const { return record(slot); }
   // Fills slots just reserved with the pattern of their keys, and reports every shard of them.
   void write(const Writing& w, std::uint32_t shards) {
     for (std::uint32_t shard = 0; shard < shards; ++shard) write_shard(w, shard, shards);
