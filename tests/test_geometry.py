@@ -117,7 +117,7 @@ def test_an_optional_group_never_shortens_a_hit():
     [
         (lambda: CacheGroup("a", Full(), 0, (1,)), "blocks of 0 tokens"),
         (lambda: CacheGroup("a", Full(), 16, ()), "shards of"),
-        (lambda: CacheGroup("a", Full(), 16, (1, 1), replicated=True), "replicated and has 2 shards"),
+        (lambda: CacheGroup("a", Full(), 16, (1, 1), copies=0), "0 copies"),
         (lambda: CacheGroup("a", Window(0), 16, (1,)), "sees 0 tokens"),
         (lambda: Geometry(16, (CacheGroup("a", Full(), 24, (1,)),)), "one must be a multiple of the other"),
         (
@@ -144,6 +144,6 @@ def test_every_field_of_a_group_is_part_of_its_identity():
         CacheGroup("a", Full(), 16, (8, 8)),
         CacheGroup("a", Full(), 16, (8,), required=False),
         CacheGroup("a", Full(), 16, (8,), replay_tokens=3),
-        CacheGroup("a", Full(), 16, (8,), replicated=True),
+        CacheGroup("a", Full(), 16, (8,), copies=2),
     ]
     assert len({group.identity() for group in [base, *others]}) == 12

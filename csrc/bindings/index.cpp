@@ -242,6 +242,23 @@ void register_index(py::module_& m) {
       .def("fenced", &Index::fenced, py::arg("owner"), py::arg("epoch"), release())
       .def("owner_dead", &Index::owner_dead, py::arg("owner"), release())
       .def("epoch", &Index::epoch, py::arg("owner"))
+      .def("watch", &Index::watch, py::arg("at_most"))
+      .def(
+          "changes",
+          [](Index& index, std::uint32_t watcher) {
+            std::vector<Change> since;
+            const bool all = index.changes(watcher, since);
+            py::array_t<std::uint64_t> handles(static_cast<py::ssize_t>(since.size()));
+            py::array_t<std::uint8_t> reasons(static_cast<py::ssize_t>(since.size()));
+            for (std::size_t i = 0; i < since.size(); ++i) {
+              handles.mutable_at(static_cast<py::ssize_t>(i)) = since[i].handle;
+              reasons.mutable_at(static_cast<py::ssize_t>(i)) = static_cast<std::uint8_t>(since[i].reason);
+            }
+            return py::make_tuple(all, handles, reasons);
+          },
+          py::arg("watcher"),
+          "-> (whether it is all that happened, handles uint64[n], reasons uint8[n]: 0 came, else why it "
+          "went)")
       .def("ledger", [](const Index& index) { return ledger_dict(index.ledger()); })
       .def("evictable", &Index::evictable, release())
       .def("counters", [](const Index& index) { return counters_dict(index.counters()); })

@@ -196,6 +196,7 @@ void Index::Impl::free_entry(std::uint32_t row) {
 }
 
 void Index::Impl::drop(std::uint32_t row, Reason reason) {
+  tell(row, reason);
   ++counts.reasons[static_cast<int>(reason)];
   if (reason == Reason::kEvicted) counts.evicted_bytes += c.bytes[row];
   --counts.resident_blocks;

@@ -161,6 +161,7 @@ void Index::Impl::publish(std::uint32_t first) {
     ++counts.resident_blocks;
     counts.stored_bytes += c.bytes[row];
     ++version;
+    tell(row, Reason::kNone);
     for (std::uint32_t child = c.first_child[row]; child != kNoRow; child = c.next_sibling[child])
       if (const auto flight = flights.find(child); flight != flights.end() && flight->second.written())
         ready.push_back(child);
@@ -177,6 +178,7 @@ void Index::Impl::doom(std::uint32_t top, Reason reason) {
       rows.push_back(child);
   for (auto row = rows.rbegin(); row != rows.rend(); ++row) {
     const Reason own = *row == top ? reason : Reason::kNoParent;
+    tell(*row, own);
     table_erase(*row);
     unlink(*row);
     --counts.in_flight;

@@ -4,7 +4,8 @@
 //   entry.cpp   rows, slots, links    lease.cpp   read leases, holds, pins
 //   evict.cpp   victims, room         relocate.cpp  room by moving
 //   flight.cpp  reserve, complete, abort, quarantine, endings
-//   index.cpp   construction, namespaces, tick    audit.cpp, rebuild.cpp
+//   index.cpp   construction, namespaces, tick    watch.cpp   who wants to know what comes and goes
+//   audit.cpp, rebuild.cpp
 // Everything below is called with the mutex held, except where it says otherwise.
 
 #include <atomic>
@@ -75,6 +76,12 @@ struct Flight {
   }
 };
 
+struct Watcher {
+  std::size_t at_most;
+  bool lost = false;
+  std::vector<Change> changes;
+};
+
 struct Index::Impl {
   // `old`: records to take over, checked already.
   Impl(const Options& options_, Pool& pool_, const Clock& clock_, std::optional<Memfd> old);
@@ -107,6 +114,7 @@ struct Index::Impl {
     std::uint32_t row;
     bool operator<(const Victim& other) const { return last_use > other.last_use; }  // oldest on top
   };
+  std::vector<Watcher> watchers;
   std::vector<Victim> victims;  // a heap, at most one entry a row, checked when it is taken
   Ledger book;                  // free is kept by pool.extents(); overhead counts the rounding of slots here
   Counters counts;
@@ -145,6 +153,9 @@ struct Index::Impl {
   void drop(std::uint32_t row, Reason reason);
   void drop_subtree(std::uint32_t row, Reason own, Reason below);
   void orphan_children(std::uint32_t row, Reason reason);
+
+  // watch.cpp
+  void tell(std::uint32_t row, Reason reason);
 
   // evict.cpp
   bool evictable(std::uint32_t row) const;

@@ -55,10 +55,10 @@ class CacheGroup:
     """Layers that share one block geometry and one lifetime.
 
     block_tokens: tokens in a block (for `State`: the distance between possible snapshots).
-    shard_bytes: bytes of one block in each shard, padding stripped; one entry a rank, or one alone if `replicated`.
+    shard_bytes: bytes of one block in each shard, padding stripped. One entry a rank, or one for every `copies` ranks.
     required: a boundary without this group's blocks is no boundary.
     replay_tokens: the engine recomputes that many tokens before the boundary itself, so they need not be stored.
-    replicated: the blocks are identical on every rank and stored once.
+    copies: how many neighbouring ranks hold the same bytes, which are stored once, by the first of them.
     """
 
     name: str
@@ -67,7 +67,7 @@ class CacheGroup:
     shard_bytes: tuple[int, ...]
     required: bool = True
     replay_tokens: int = 0
-    replicated: bool = False
+    copies: int = 1
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
@@ -78,10 +78,8 @@ class CacheGroup:
             raise GeometryError(
                 f"group {self.name!r} has shards of {self.shard_bytes} bytes; each needs at least 1"
             )
-        if self.replicated and len(self.shard_bytes) != 1:
-            raise GeometryError(
-                f"group {self.name!r} is replicated and has {len(self.shard_bytes)} shards; expected 1"
-            )
+        if self.copies < 1:
+            raise GeometryError(f"group {self.name!r} has {self.copies} copies; expected at least 1")
         if isinstance(self.lifetime, Window | Chunked) and self.lifetime.tokens < 1:
             raise GeometryError(
                 f"group {self.name!r} sees {self.lifetime.tokens} tokens; expected at least 1"
@@ -98,18 +96,18 @@ class CacheGroup:
         window = tuple(getattr(life, field, 0) for field in sight)
         name, kind = self.name.encode(), type(life).__name__.encode()
         return struct.pack(
-            f"<I{len(name)}sI{len(kind)}s3QQQ??I{len(self.shard_bytes)}Q",
+            f"<I{len(name)}sI{len(kind)}s3QQQ?II{len(self.shard_bytes)}Q",
             *(len(name), name, len(kind), kind, *window, self.block_tokens, self.replay_tokens),
-            *(self.required, self.replicated, len(self.shard_bytes), *self.shard_bytes),
+            *(self.required, self.copies, len(self.shard_bytes), *self.shard_bytes),
         )
 
     def shard_of(self, rank: int) -> int:
         """Which of a block's shards is a rank's."""
-        return 0 if self.replicated else rank
+        return rank // self.copies
 
     def written_by(self, rank: int) -> bool:
-        """Whether a rank stores its shard: of what all ranks have alike, the first one does."""
-        return rank == 0 or not self.replicated
+        """Whether a rank stores its shard: of those that have it alike, the first one does."""
+        return rank % self.copies == 0
 
     def blocks_at(self, boundary: int) -> range:
         """The blocks that this group needs at `boundary` tokens, a multiple of `block_tokens`."""

@@ -5,6 +5,7 @@
 
 #include <map>
 #include <random>
+#include <set>
 
 #include "index_words.h"
 
@@ -71,6 +72,9 @@ class Walk {
   void audit() {
     const std::string findings = w_.audit();
     REQUIRE_MESSAGE(findings.empty(), findings);
+    hear();
+    REQUIRE(here_before_ + came_.size() - gone_before_ == w_.index.counters().resident_blocks);
+    for (const Handle handle : came_) REQUIRE(w_.index.resident(handle));
   }
 
   void settle() {
@@ -101,6 +105,18 @@ class Walk {
     Range range;
     std::vector<Slot> slots{};  // as they were when it leased them
   };
+
+  // What a watcher is told: each block comes at most once, and goes only when it was there.
+  void hear() {
+    std::vector<Change> changes;
+    REQUIRE(w_.index.changes(watcher_, changes));
+    for (const Change& change : changes) {
+      if (change.reason == Reason::kNone)
+        REQUIRE(came_.insert(change.handle).second);
+      else if (came_.erase(change.handle) == 0 && change.reason >= Reason::kEvicted)
+        ++gone_before_;  // it was there when the walk began
+    }
+  }
 
   std::uint64_t pick(std::uint64_t n) { return random_() % n; }
 
@@ -282,6 +298,9 @@ class Walk {
   std::vector<Reader> readers_;
   std::map<Owner, std::uint64_t> fences_;
   std::uint64_t epoch_ = 0;
+  std::uint32_t watcher_ = w_.index.watch(1 << 20);
+  std::uint64_t here_before_ = w_.index.counters().resident_blocks, gone_before_ = 0;
+  std::set<Handle> came_;
 };
 
 }  // namespace kvarter

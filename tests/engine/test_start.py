@@ -83,9 +83,9 @@ def test_kinds_of_cache_groups_become_lifetimes_and_unknown_ones_are_refused_by_
 
     shape = {"block_size": 32, "num_kv_heads": 1, "head_size": 16, "dtype": torch.float16}
 
-    def groups(*specs: Any, ranks: int = 1) -> Any:
+    def groups(*specs: Any, tp: int = 1, pp: int = 1) -> Any:
         made = [KVCacheGroupSpec([f"layer {n}"], spec) for n, spec in enumerate(specs)]
-        return groups_of(KVCacheConfig(8, [], made, hash_block_size=32), ranks).geometry.groups
+        return groups_of(KVCacheConfig(8, [], made, hash_block_size=32), tp, pp).geometry.groups
 
     mamba = {"block_size": 64, "shapes": ((4,),), "dtypes": (torch.float32,)}
     known = groups(
@@ -96,9 +96,10 @@ def test_kinds_of_cache_groups_become_lifetimes_and_unknown_ones_are_refused_by_
     )
     assert [group.lifetime for group in known] == [Full(), Window(64), Chunked(128), State()]
     assert known[3].shard_bytes == (16,)  # padding stripped
-    (latent,) = groups(MLAAttentionSpec(**shape, max_tp_shards=1), ranks=2)
-    assert latent.replicated
-    assert len(latent.shard_bytes) == 1
+    (latent,) = groups(MLAAttentionSpec(**shape, max_tp_shards=1), tp=2, pp=2)
+    assert latent.copies == 2
+    assert len(latent.shard_bytes) == 2  # one a stage
+    assert [latent.written_by(rank) for rank in range(4)] == [True, False, True, False]
     with pytest.raises(UnsupportedEngine, match="cache group 1 is of kind RSWASpec"):
         groups(FullAttentionSpec(**shape), RSWASpec(**shape, rswa_window=64))
     with pytest.raises(UnsupportedEngine, match="set mamba_cache_mode to 'align'"):

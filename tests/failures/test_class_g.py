@@ -122,7 +122,7 @@ def test_70_any_number_of_requests_for_one_prefix_read_the_same_slots():
 
 def test_71_ranks_read_their_own_shards_and_what_is_alike_on_all_is_there_once():
     ranks = 8
-    world = World(full(shards=ranks), CacheGroup("latent", Full(), 4, (4 * KIB,), replicated=True))
+    world = World(full(shards=ranks), CacheGroup("latent", Full(), 4, (4 * KIB,), copies=ranks))
     chain = world.sequence(TOKENS)
     world.put(chain, {0: range(8), 1: range(8)})
     with world.store.load(world.store.match(chain, limit=32), 10) as ticket:

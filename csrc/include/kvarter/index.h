@@ -136,6 +136,12 @@ struct Counters {
   std::uint64_t reasons[static_cast<int>(Reason::kCount)] = {};
 };
 
+// What became of a block: resident (kNone), or why it was dropped, also in flight.
+struct Change {
+  Handle handle = 0;
+  Reason reason = Reason::kNone;
+};
+
 struct FenceRequest {
   Owner owner;
   std::uint64_t epoch;
@@ -220,6 +226,13 @@ class Index {
   void owner_dead(Owner owner);
   // The epoch that copies of new reservations of owner carry.
   std::uint64_t epoch(Owner owner) const;
+
+  // --- watching
+  // From now on remembers for this watcher what becomes of blocks, up to `at_most` changes at a time.
+  std::uint32_t watch(std::size_t at_most);
+  // What happened since the last call, in its order. False when there was more than could be remembered: then
+  // none of it is told, and the watcher has to look anew.
+  bool changes(std::uint32_t watcher, std::vector<Change>& since);
 
   // --- account
   Ledger ledger() const;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -21,7 +22,7 @@ from ...node import invitation
 from ...store import Store
 from .. import SUPPORTED_VLLM
 from .layout import groups_of
-from .messages import EMPTY, StepMetadata, WorkerReport
+from .messages import EMPTY, Shards, StepMetadata, WorkerReport
 from .metrics import Series, Stats
 from .scheduler import SchedulerSide
 from .worker import WorkerSide
@@ -29,7 +30,11 @@ from .worker import WorkerSide
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
-    from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata
+    from vllm.distributed.kv_events import KVCacheEvent
+    from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+        KVConnectorHandshakeMetadata,
+        KVConnectorMetadata,
+    )
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -61,10 +66,10 @@ def check_engine(vllm_config: VllmConfig) -> None:
         raise UnsupportedEngine(
             f"this engine's ranks are on {parallel.nnodes} hosts; in this version all ranks of an engine must be on one"
         )
-    if parallel.pipeline_parallel_size > 1 or parallel.decode_context_parallel_size > 1:
+    contexts = (parallel.decode_context_parallel_size, parallel.prefill_context_parallel_size)
+    if max(contexts) > 1:
         raise UnsupportedEngine(
-            f"pipeline parallelism of {parallel.pipeline_parallel_size} and context parallelism of "
-            f"{parallel.decode_context_parallel_size}: this version of Kvarter serves 1 of each"
+            f"context parallelism of {max(contexts)}: this version of Kvarter serves engines without it"
         )
     if vllm_config.speculative_config is not None:
         raise UnsupportedEngine("speculative decoding is on; this version of Kvarter does not serve it")
@@ -87,7 +92,7 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
         check_engine(vllm_config)
         config = Config.load(vllm_config.kv_transfer_config.kv_connector_extra_config)
         parallel = vllm_config.parallel_config
-        groups = groups_of(kv_cache_config, parallel.world_size)
+        groups = groups_of(kv_cache_config, parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(vllm_config, kv_cache_config, groups, config)
             _stores.add(self._scheduler.store)
@@ -105,6 +110,15 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._scheduler:
             self._scheduler.bind_block_pool(kv_cache_manager.block_pool)
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        if self._scheduler and self._vllm_config.parallel_config.pipeline_parallel_size > 1:
+            said = [
+                metadata[place] for place in sorted(metadata)
+            ]  # by stage, and by rank in it: vLLM's order
+            self._scheduler.set_shards([shards.nbytes for shards in said if isinstance(shards, Shards)])
 
     def on_new_request(self, request: Request) -> None:
         if self._scheduler:
@@ -141,6 +155,9 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler.request_finished(request, block_ids)
         return False, None
 
+    def take_events(self) -> Iterable[KVCacheEvent]:
+        return self._scheduler.take_events() if self._scheduler else ()
+
     def has_pending_push_work(self) -> bool:
         return self._scheduler.has_pending_work() if self._scheduler else False
 
@@ -148,6 +165,11 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
         return self._scheduler.reset() if self._scheduler else None
 
     # --- worker
+
+    def get_handshake_metadata(self) -> Shards | None:
+        # Only where the scheduler needs it: MultiConnector hands one member's word to all of them.
+        staged = self._vllm_config.parallel_config.pipeline_parallel_size > 1
+        return self._worker.shards() if self._worker and staged else None
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         if self._worker:

@@ -42,7 +42,7 @@ class Identity:
     def __init__(
         self, vllm_config: VllmConfig, kv_config: KVCacheConfig, groups: Groups, weights_id: str | None
     ) -> None:
-        self._config, self._kv_config, self._groups = vllm_config, kv_config, groups
+        self._config, self._kv_config, self.groups = vllm_config, kv_config, groups
         self._weights: bytes | str | None = weights_id
         self._job: FingerprintJob | None = None
         if weights_id is None and vllm_config.load_config.load_format == "dummy":
@@ -111,8 +111,8 @@ class Identity:
             kv_dtype=dtype,
             scale_format=str(getattr(cache, "calculate_kv_scales", False)),
             layout=layout,
-            groups=self._groups.geometry.groups,
-            unit_tokens=self._groups.geometry.unit_tokens,
+            groups=self.groups.geometry.groups,
+            unit_tokens=self.groups.geometry.unit_tokens,
             shard_grid=(("tp", parallel.tensor_parallel_size), ("pp", parallel.pipeline_parallel_size)),
             epoch=self.epoch,
         )

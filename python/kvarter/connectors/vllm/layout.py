@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from vllm.v1.kv_cache_interface import (
@@ -34,14 +35,15 @@ class Groups:
     layers: tuple[tuple[str, ...], ...]
 
 
-def groups_of(config: KVCacheConfig, ranks: int) -> Groups:
-    """Every group that a prefix can be stored of. Scratch groups, which the engine itself does not look up, are left
-    out. Raises `UnsupportedEngine` naming the first group of a kind that is not known here."""
+def groups_of(config: KVCacheConfig, tp: int, pp: int = 1) -> Groups:
+    """Every group that a prefix can be stored of, as if each of the `pp` stages of `tp` ranks had the layers that
+    `config` names: `with_shards` corrects that. Scratch groups, which the engine itself does not look up, are left out.
+    Raises `UnsupportedEngine` naming the first group of a kind that is not known here."""
     groups, ids, layers = [], [], []
     for number, group in enumerate(config.kv_cache_groups):
         if number not in config.prefix_cacheable_group_ids:
             continue
-        groups.append(_group(number, group, ranks))
+        groups.append(_group(number, group, tp, pp))
         ids.append(number)
         layers.append(tuple(group.layer_names))
     if not groups:
@@ -52,25 +54,46 @@ def groups_of(config: KVCacheConfig, ranks: int) -> Groups:
     return Groups(Geometry(unit, tuple(groups)), tuple(ids), tuple(layers))
 
 
-def _group(number: int, group: KVCacheGroupSpec, ranks: int) -> CacheGroup:
+def with_shards(groups: Groups, by_rank: Sequence[tuple[int, ...]]) -> Groups:
+    """The groups with what each rank said that its shards have, `by_rank[rank][group]` bytes.
+
+    Raises `GeometryError` when ranks that should hold the same bytes do not.
+    """
+    corrected = []
+    for number, group in enumerate(groups.geometry.groups):
+        nbytes = [of_rank[number] for of_rank in by_rank]
+        shards = nbytes[:: group.copies]
+        if [shards[group.shard_of(rank)] for rank in range(len(nbytes))] != nbytes:
+            raise GeometryError(
+                f"group {group.name!r}: {group.copies} ranks hold the same bytes, and they have {nbytes}"
+            )
+        corrected.append(replace(group, shard_bytes=tuple(shards)))
+    return replace(groups, geometry=Geometry(groups.geometry.unit_tokens, tuple(corrected)))
+
+
+def _group(number: int, group: KVCacheGroupSpec, tp: int, pp: int) -> CacheGroup:
+    if not group.layer_names:
+        raise UnsupportedEngine(
+            f"a pipeline stage has no layer of cache group {number}; this version of Kvarter needs one in each stage"
+        )
     specs = list(iter_layer_specs(group.kv_cache_spec))
     lifetimes = {_lifetime(number, group, spec) for spec in specs}
     if len(lifetimes) != 1:
         raise UnsupportedEngine(f"cache group {number} mixes {lifetimes}")
     one_for_all = len(specs) == 1
     nbytes = sum(spec.real_page_size_bytes for spec in specs) * (len(group.layer_names) if one_for_all else 1)
-    # What a single shard holds is alike on every rank: a latent, or a state that is not split.
+    # What a single shard holds is alike on every rank of a stage: a latent, or a state that is not split.
     alike = all(
         getattr(spec, "tp_replicated", False) or getattr(spec, "max_tp_shards", None) == 1 for spec in specs
     )
-    replicated = alike and ranks > 1
+    copies = tp if alike else 1
     lifetime = lifetimes.pop()
     return CacheGroup(
         name=f"{type(lifetime).__name__.lower()}-{number}",
         lifetime=lifetime,
         block_tokens=group.kv_cache_spec.block_size,
-        shard_bytes=(nbytes,) * (1 if replicated else ranks),
-        replicated=replicated,
+        shard_bytes=(nbytes,) * (tp * pp // copies),
+        copies=copies,
     )
 
 

@@ -7,9 +7,20 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
 
 from ...transfers import Slots
+
+
+@dataclass
+class Shards(KVConnectorHandshakeMetadata):
+    """Worker to scheduler, once, at the engine's start: bytes of one block of each group on this rank."""
+
+    nbytes: tuple[int, ...]
 
 
 class Part(NamedTuple):

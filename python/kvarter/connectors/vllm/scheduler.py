@@ -10,26 +10,29 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ... import _core
 from ...config import Config
+from ...errors import AttachError
 from ...geometry import State
 from ...node import embed
 from ...store import Store
 from ...transfers import Match, Reservation
+from .events import Events
 from .identity import Identity
 from .jobs import Jobs, Table
-from .layout import Groups
+from .layout import Groups, with_shards
 from .messages import EMPTY, LoadJob, Part, StepMetadata, WorkerReport
 from .metrics import Meter, Stats
 from .requests import RequestState
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.distributed.kv_events import KVCacheEvent
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -72,6 +75,12 @@ class SchedulerSide:
         self._null_blocks = self._partial_states = 0
         self._stall_seconds = 0.0
         self._meter, self._changed = Meter(), False
+        published = vllm_config.kv_events_config
+        self._events = (
+            Events(self.store.index, kv_config, groups)
+            if published is not None and published.enable_kv_cache_events
+            else None
+        )
         self._await_ranks()
 
     def _await_ranks(self) -> None:
@@ -84,6 +93,13 @@ class SchedulerSide:
             logger.warning(
                 "not all of %d ranks are attached yet; nothing is cached until they are", self._ranks
             )
+
+    def set_shards(self, by_rank: Sequence[tuple[int, ...]]) -> None:
+        """What each rank said of its blocks, before the first request. Raises when ranks disagree."""
+        if len(by_rank) != self._ranks:
+            raise AttachError(f"{len(by_rank)} ranks said what their blocks are; expected {self._ranks}")
+        self._groups = with_shards(self._groups, by_rank)
+        self._identity.groups = self._groups
 
     def bind_block_pool(self, pool: object) -> None:
         self._jobs.bind(pool)
@@ -238,6 +254,8 @@ class SchedulerSide:
         known = {g: [b for b in blocks if self._named(state, g, b)] for g, blocks in wanted.items()}
         reservation = self.store.reserve(state.sequence, known, self._config.store_seconds, owner=self._owner)
         if len(reservation):
+            if self._events is not None:
+                self._events.reserved(reservation, state.request)
             self._jobs.add(reservation, tables, self.store.index.epoch(self._owner))
         self._changed = True
         return reservation
@@ -328,6 +346,10 @@ class SchedulerSide:
         }
         ledger = {name: float(value) for name, value in self.store.index.ledger().items()}
         return self._meter.read(totals, {"bytes": ledger})
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """Which blocks came and went since the last call; nothing unless the engine publishes events."""
+        return self._events.take() if self._events is not None else []
 
     def reset(self) -> bool:
         """The weights changed: a new epoch, under which nothing stored so far is ever found."""

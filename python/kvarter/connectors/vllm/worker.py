@@ -18,7 +18,7 @@ from ...config import Config
 from ...errors import AttachError
 from ...node import Attachment, Invitation
 from .layout import Groups, blocks_of
-from .messages import Loaded, LoadJob, Part, StepMetadata, Stored, StoreJob, WorkerReport
+from .messages import Loaded, LoadJob, Part, Shards, StepMetadata, Stored, StoreJob, WorkerReport
 
 if TYPE_CHECKING:
     import torch
@@ -63,6 +63,11 @@ class WorkerSide:
         self._failed: set[str] = set()  # of these, whose failure is still to be told
         self._torn: set[int] = set()  # stores whose source was given away before they ended
         self._report = WorkerReport()
+
+    def shards(self) -> Shards:
+        """What the scheduler cannot know: with pipeline parallelism each stage has layers of its own."""
+        groups = self._groups.geometry.groups
+        return Shards(tuple(group.shard_bytes[group.shard_of(self._rank)] for group in groups))
 
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
         """Raises where the tensors are not what the scheduler plans with."""
