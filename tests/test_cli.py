@@ -47,7 +47,7 @@ def test_an_unknown_option_is_a_usage_error() -> None:
 
 def test_an_unknown_model_is_refused_with_those_there_are() -> None:
     refusal = refused(cli("demo", "--model", "gpt-5"))
-    assert refusal.startswith("kvarter: no model 'gpt-5': there are llama, llama-demo")
+    assert refusal.startswith("kvarter: no model 'gpt-5': there are llama, gptoss, qwen3next")
 
 
 def test_an_unsupported_vllm_is_refused_with_both_versions(tmp_path: Path) -> None:

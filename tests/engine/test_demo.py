@@ -20,6 +20,7 @@ FIELDS = {
     "seconds_local_hit": float,
     "identical": bool,
 }
+BOTH = ("--model", "gptoss", "--model", "qwen3next", "--prompts", "2", "--tokens", "512", "--dram", "64MiB")
 SMALL = ("--model", "llama", "--prompts", "4", "--tokens", "512", "--dram", "64MiB")
 
 
@@ -50,6 +51,15 @@ def test_the_demo_serves_dropped_prompts_from_dram_with_identical_tokens(demo: A
     # Four blocks of 128 tokens each, and the last one is never a hit: a token must remain to compute.
     assert report["external_hit_tokens"] == 4 * 384
     assert report["recomputed_tokens"] == 4 * 128
+
+
+def test_the_demo_compares_several_models_each_in_engines_of_its_own(demo: Any) -> None:
+    result = demo(*BOTH, "--json")
+    assert result.returncode == 0, result.stderr
+    gptoss, qwen3next = json.loads(result.stdout)["models"]
+    assert (gptoss["groups"], qwen3next["groups"]) == (2, 4)
+    assert gptoss["external_hit_tokens"] == 2 * 480  # in blocks of 32
+    assert qwen3next["external_hit_tokens"] == 2 * 256  # in blocks of 256
 
 
 def test_the_demo_fails_when_nothing_is_served(demo: Any) -> None:

@@ -12,6 +12,7 @@ from kvarter.cli import config
 from kvarter.cli.doctor import doctor
 from kvarter.cli.output import AsJson, fail
 from kvarter.demo import run
+from kvarter.demo.models import DEMONSTRATED, MODELS
 from kvarter.demo.scenario import Note
 from kvarter.demo.scenario import Progress as Done
 from kvarter.demo.table import table
@@ -50,55 +51,63 @@ def _root(
 @app.command()
 def demo(
     as_json: AsJson = False,
-    model: Annotated[str, typer.Option(help="llama-demo (41 M parameters) or llama (2.6 M).")] = "llama-demo",
+    model: Annotated[
+        list[str], typer.Option(help="May be given several times; small ones: llama, gptoss, qwen3next.")
+    ] = list(DEMONSTRATED),  # noqa: B006
     prompts: Annotated[int, typer.Option(min=2, max=64)] = run.Options().prompts,
     tokens: Annotated[
         int, typer.Option(min=256, max=4096, help="Length of each prompt.")
     ] = run.Options().tokens,
     dram: Annotated[str, typer.Option(help="Size of Kvarter's pool.")] = run.Options().dram,
 ) -> None:
-    """Run one real vLLM engine without Kvarter and one with it on the same prompts, and compare.
+    """Run a real vLLM engine without Kvarter and one with it on the same prompts, for each model, and compare.
 
-    Makes a small model with random weights on the spot; downloads nothing. Fails when a token differs or
-    when nothing was served from Kvarter's memory.
+    The models are small ones with random weights, made on the spot, shaped like llama, GPT-OSS (sliding windows) and
+    Qwen3-Next (recurrent states); nothing is downloaded. Fails when a token differs or when nothing was served from
+    Kvarter's memory.
     """
-    from kvarter.demo.models import MODELS
-
-    if model not in MODELS:
-        fail(f"no model {model!r}: there are {', '.join(MODELS)}", status=2)
-    options = run.Options(model, prompts, tokens, dram)
+    for name in model:
+        if name not in MODELS:
+            fail(f"no model {name!r}: there are {', '.join(MODELS)}", status=2)
+    reports: list[run.Report] = []
+    told: set[str] = set()
     try:
         run.check_engine()
-        report = _compare(options)
+        for name in model:
+            reports.append(_compare(run.Options(name, prompts, tokens, dram), told))
     except UnsupportedEngine as error:
         fail(str(error), status=2)
     except run.RunFailed as error:
         fail(str(error), status=1)
     if as_json:
-        print(msgspec.json.encode({"models": [report]}).decode())
+        print(msgspec.json.encode({"models": reports}).decode())
     else:
-        Console().print(table([report]))
-    if not report.identical:
-        fail("tokens differ between the engine with Kvarter and the one without", status=1)
-    if not report.passed:
-        fail("nothing was served from Kvarter's memory", status=1)
+        Console().print(table(reports))
+    for report in reports:
+        if not report.identical:
+            fail(
+                f"{report.model}: tokens differ between the engine with Kvarter and the one without", status=1
+            )
+        if not report.passed:
+            fail(f"{report.model}: nothing was served from Kvarter's memory", status=1)
 
 
-def _compare(options: run.Options) -> run.Report:
-    columns = (TextColumn("{task.description:<62}"), BarColumn(), TimeElapsedColumn())
+def _compare(options: run.Options, told: set[str]) -> run.Report:
+    columns = (TextColumn("{task.description:<77}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_stderr) as bars:
         tasks = {
-            name: bars.add_task(f"{name} Kvarter", total=3 * options.prompts, start=False)
+            name: bars.add_task(f"{options.model} {name} Kvarter", total=3 * options.prompts, start=False)
             for name in ("with", "without")
         }
 
         def show(name: str, event: Note | Done) -> None:
             if isinstance(event, Note):
-                if name == "with":  # the other run has the same to say
+                if event.text not in told:  # each run has the same to say
+                    told.add(event.text)
                     _stderr.print(event.text, highlight=False)
                 return
             bars.start_task(tasks[name])
-            description = f"{name} Kvarter: {_STEPS[event.step]}"
+            description = f"{options.model} {name} Kvarter: {_STEPS[event.step]}"
             bars.update(tasks[name], completed=event.done, description=description)
 
         return run.compare(options, show)

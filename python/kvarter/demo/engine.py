@@ -49,8 +49,7 @@ def engine(
 ) -> Iterator[Any]:
     """A ``vllm.LLM`` with ``blocks`` KV blocks of ``block_size`` tokens, its memory freed at the end.
 
-    Computes in float32: in bfloat16 greedy tokens depend on how a prompt is cut into steps, hence on what was
-    cached, with any cache and the engine's own too. The engine keeps one of the blocks for itself.
+    Computes in float32 unless `settings` say otherwise. The engine keeps one of the blocks for itself.
 
     Args:
         kv: vLLM's ``kv_transfer_config``; None for an engine without a connector.

@@ -19,12 +19,23 @@ class Model:
     """A transformers configuration class, the model class that goes with it, and their shape.
 
     Weights are normal with deviation ``spread``, large enough that greedy tokens depend on the whole prompt.
+    ``groups`` cache groups are what vLLM makes of it, with blocks of ``block_tokens`` tokens; ``dtype`` is what to
+    compute in. In bfloat16 greedy tokens depend on how a prompt is cut into steps, hence on what was cached, with the
+    engine's own cache too: only where a kernel takes nothing else.
     """
 
     config: str
     architecture: str
     spread: float
     shape: Mapping[str, Any] = field(default_factory=dict)
+    groups: int = 1
+    block_tokens: int = 128
+    dtype: str = "float32"
+
+    def digest(self) -> str:
+        """Of what decides the weights."""
+        decides = (self.config, self.architecture, self.spread, sorted(self.shape.items()))
+        return hashlib.sha256(repr(decides).encode()).hexdigest()[:12]
 
 
 _SMALL = {
@@ -71,14 +82,45 @@ _RECURRENT = {
     "layer_types": ["linear_attention"] * 3 + ["full_attention"],
 }
 
-MODELS: dict[str, Model] = {
-    "llama": Model("LlamaConfig", "LlamaForCausalLM", 0.06, _SMALL),  # 2.6 M parameters: the tests'
-    "llama-demo": Model("LlamaConfig", "LlamaForCausalLM", 0.05, _LARGER),  # 41 M: prefill takes a while
-    "gptoss": Model("GptOssConfig", "GptOssForCausalLM", 0.06, _WINDOWED),  # two groups: window and full
-    "qwen3next": Model(
-        "Qwen3NextConfig", "Qwen3NextForCausalLM", 0.06, _RECURRENT
-    ),  # three of states, one full
+_WINDOWED_LARGER = {
+    **_LARGER,
+    **_EXPERTS,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 6,
 }
+_RECURRENT_LARGER = {
+    **_RECURRENT,
+    **_LARGER,
+    "num_hidden_layers": 8,
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+    "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 2,
+}
+
+
+def _llama(spread: float, shape: Mapping[str, Any]) -> Model:
+    return Model("LlamaConfig", "LlamaForCausalLM", spread, shape)
+
+
+def _gptoss(spread: float, shape: Mapping[str, Any]) -> Model:  # a window and full attention
+    return Model("GptOssConfig", "GptOssForCausalLM", spread, shape, groups=2, block_tokens=32)
+
+
+def _qwen3next(spread: float, shape: Mapping[str, Any]) -> Model:  # three of recurrent states, one full
+    config, architecture = "Qwen3NextConfig", "Qwen3NextForCausalLM"
+    return Model(config, architecture, spread, shape, groups=4, block_tokens=256, dtype="bfloat16")
+
+
+# The tests' are small; the prefill of the demonstration's takes a while.
+MODELS: dict[str, Model] = {
+    "llama": _llama(0.06, _SMALL),
+    "gptoss": _gptoss(0.06, _WINDOWED),
+    "qwen3next": _qwen3next(0.06, _RECURRENT),
+    "llama-demo": _llama(0.05, _LARGER),
+    "gptoss-demo": _gptoss(0.05, _WINDOWED_LARGER),
+    "qwen3next-demo": _qwen3next(0.05, _RECURRENT_LARGER),
+}
+DEMONSTRATED = ("llama-demo", "gptoss-demo", "qwen3next-demo")
 
 
 def make(name: str, directory: Path) -> Path:
@@ -92,7 +134,7 @@ def make(name: str, directory: Path) -> Path:
     """
     if name not in MODELS:
         raise ValueError(f"no model {name!r}: there are {', '.join(MODELS)}")
-    path = directory / f"{name}-{hashlib.sha256(repr(MODELS[name]).encode()).hexdigest()[:12]}"
+    path = directory / f"{name}-{MODELS[name].digest()}"
     if path.exists():
         return path
     directory.mkdir(parents=True, exist_ok=True)

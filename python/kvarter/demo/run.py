@@ -18,10 +18,10 @@ from typing import IO, NamedTuple
 import msgspec
 
 from kvarter.connectors import SUPPORTED_VLLM
+from kvarter.demo.models import DEMONSTRATED, MODELS
 from kvarter.demo.scenario import Event, Failure, Note, Outcome, Progress, Task
 from kvarter.errors import KvarterError, UnsupportedEngine
 
-BLOCK_TOKENS = 128
 _DEADLINE = 600.0  # seconds for one run; it takes 20 to 40
 
 
@@ -35,8 +35,8 @@ class Options(NamedTuple):
     The prompts come in pairs that share their first half. The engine's own cache holds about a third of them.
     """
 
-    model: str = "llama-demo"
-    prompts: int = 6
+    model: str = DEMONSTRATED[0]
+    prompts: int = 4
     tokens: int = 1024
     dram: str = "512MiB"
     output_tokens: int = 12
@@ -165,8 +165,9 @@ def _prompts(options: Options) -> list[list[int]]:
 
 def _cache_blocks(options: Options) -> int:
     """Room for a third of the prompts, at least for one whole request; the engine uses one block itself."""
-    one = -(-(options.tokens + options.output_tokens) // BLOCK_TOKENS) + 1
-    return max(one, options.prompts * options.tokens // BLOCK_TOKENS // 3) + 1
+    model = MODELS[options.model]
+    one = -(-(options.tokens + options.output_tokens) // model.block_tokens) + 1
+    return max(one, options.prompts * options.tokens // model.block_tokens // 3) * model.groups + 1
 
 
 def _run(task: Task, report: Callable[[Note | Progress], None]) -> Outcome:

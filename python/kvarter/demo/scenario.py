@@ -20,7 +20,7 @@ HITS = "vllm:external_prefix_cache_hits"
 
 
 class Task(msgspec.Struct, frozen=True):
-    """The model, made in ``models`` if need be; token prompts; the engine's cache in blocks of 128 tokens."""
+    """The model, made in ``models`` if need be; token prompts; the engine's cache in blocks."""
 
     model: str
     models: str
@@ -78,7 +78,7 @@ def run(task: Task, report: Callable[[Note | Progress], None]) -> Outcome:
         RuntimeError: the engine did not drop its cache, or Kvarter's account of its memory does not add up.
     """
     from kvarter.demo import engine as e
-    from kvarter.demo.models import make
+    from kvarter.demo.models import MODELS, make
 
     for package, reason in e.prepare().items():
         report(Note(f"{package} counts as absent: {reason}"))
@@ -94,8 +94,13 @@ def run(task: Task, report: Callable[[Note | Progress], None]) -> Outcome:
         return reply
 
     report(Progress("engine", 0, total))
-    longest = max(map(len, task.prompts)) + task.output_tokens
-    with e.engine(path, blocks=task.blocks, kv=task.kv, max_model_len=longest) as llm:
+    model = MODELS[task.model]
+    settings: dict[str, Any] = {
+        "block_size": model.block_tokens,
+        "dtype": model.dtype,
+        "max_model_len": max(map(len, task.prompts)) + task.output_tokens,
+    }
+    with e.engine(path, blocks=task.blocks, kv=task.kv, **settings) as llm:
         e.ask(llm, [task.prompts[0][::-1]], 2)  # the first request pays for what the engine sets up lazily
         cold, repeated, again = [], [], []
         for prompt in task.prompts:
