@@ -5,30 +5,18 @@ from typing import Any
 
 import pytest
 
-from engine_words import idle
+from engine_words import expected_of, idle, settings_of
 from kvarter.demo import engine
 
-# What each model needs to run small, and what the engine makes of it: (settings, alignment of hits, groups).
-MODELS = {
-    "gptoss": ({"blocks": 64, "block_size": 32, "max_model_len": 1024, "max_num_batched_tokens": 128}, 32, 2),
-    # Its recurrent kernel takes bfloat16 only. Then greedy tokens depend on how a prompt is cut into steps: with
-    # caching on, the engine cuts at the same boundaries with and without a hit.
-    "qwen3next": ({"blocks": 40, "block_size": 256, "max_model_len": 2048, "dtype": "bfloat16"}, 256, 4),
-}
+# What the engine makes of each model: (alignment of hits, groups).
+MODELS = {"gptoss": (32, 2), "qwen3next": (256, 4)}
 DELAYED = {"copy_member": "faulty", "faults": {"delay": 0.01}}
 
 
 @pytest.fixture(params=MODELS)
 def hybrid(request: Any) -> Any:
     """(name, settings, alignment, groups) of one model after the other."""
-    return request.param, *MODELS[request.param]
-
-
-def expected_of(baseline: Any, name: str, asked: Any, count: int) -> Any:
-    if name == "qwen3next":
-        ample = {**MODELS[name][0], "blocks": 200, "enable_prefix_caching": True}
-        return baseline(name, asked, count, **ample)
-    return baseline(name, asked, count)
+    return request.param, settings_of(request.param), *MODELS[request.param]
 
 
 @pytest.mark.parametrize("copying", [{}, DELAYED], ids=["inline", "delayed"])
