@@ -88,8 +88,8 @@ def test_in_a_pool_that_is_full_of_what_is_being_read_stores_are_refused_and_cou
     """The pool holds about one prompt: matches are held and leased while others would evict them."""
     asked = prompts(4, 600, seed=54)
     expected = expected_of(baseline, name, asked, 8)
-    size = {"llama": "3MiB", "gptoss": "3MiB", "qwen3next": "3MiB"}[name]
-    config = truth.config(dram=size, copy_member="faulty", faults={"delay": 0.01})
+    small = {"dram": "2MiB", "max_blocks": 12} if name == "qwen3next" else {"dram": "3MiB"}
+    config = truth.config(**small, copy_member="faulty", faults={"delay": 0.01})
     llm = start(name, kv=config, **settings_of(name))
     for _ in range(3):
         assert [reply.tokens for reply in engine.ask(llm, asked, 8)] == expected
