@@ -18,6 +18,8 @@ from typing import Any
 
 from fake_model import FakeModel, Truth, spec_of, token_bytes
 from vllm.distributed.kv_transfer import kv_transfer_state
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.sampling_params import SamplingParams
@@ -233,7 +235,10 @@ class Core:
             config.kv_transfer_config = None
         size, unit = resolve_kv_cache_block_sizes(kv_config, config)
         kv_config.hash_block_size = unit
-        kv_transfer_state.ensure_kv_transfer_initialized(config, kv_config)
+        if connected:
+            kv_transfer_state._KV_CONNECTOR_AGENT = KVConnectorFactory.create_connector(
+                config, KVConnectorRole.WORKER, kv_config
+            )
         self.runner = Runner(config, self.model, connected, drafter)
         self.scheduler = (AsyncScheduler if steps_ahead else Scheduler)(
             config, kv_config, StructuredOutputManager(config), block_size=size, hash_block_size=unit, log_stats=True

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger("kvarter.vllm")
+# A drafter that keeps KV writes what depends on the token after a block, which the block's name does not say.
+_DRAFTS_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix")
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -66,8 +68,12 @@ def check_engine(vllm_config: VllmConfig) -> None:
             f"pipeline parallelism of {parallel.pipeline_parallel_size} and context parallelism of "
             f"{parallel.decode_context_parallel_size}: this version of Kvarter serves 1 of each"
         )
-    if vllm_config.speculative_config is not None:
-        raise UnsupportedEngine("speculative decoding is on; this version of Kvarter does not serve it")
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method not in _DRAFTS_WITHOUT_CACHE:
+        raise UnsupportedEngine(
+            f"speculative decoding by {speculative.method!r} is on; this version of Kvarter serves the methods whose "
+            f"drafts have no cache of their own: {', '.join(_DRAFTS_WITHOUT_CACHE)}"
+        )
 
 
 class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
