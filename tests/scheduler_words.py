@@ -38,6 +38,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin as Mixin
 
+from kvarter.connectors.vllm import stores
 from kvarter.geometry import Geometry
 
 _LLAMA = {
@@ -86,6 +87,7 @@ class Runner:
         self._spec = config.num_speculative_tokens
         self._tokens: dict[str, list[int]] = {}
         self._tables: dict[str, list[list[int]]] = {}
+        self._prompts: dict[str, int] = {}
         self._truth: dict[str, Truth] = {}
         self.drafts: dict[str, list[int]] = {}
         self.wrong: list[tuple[str, int]] = []  # (request, position) where the cache said something else
@@ -130,9 +132,11 @@ class Runner:
         for new in so.scheduled_new_reqs:
             self._tokens[new.req_id] = list(new.prefill_token_ids or new.prompt_token_ids)
             self._tables[new.req_id] = [list(ids) for ids in new.block_ids]
+            self._prompts[new.req_id] = len(new.prompt_token_ids)
             self.drafts.pop(new.req_id, None)
         cached = so.scheduled_cached_reqs
-        for rid, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+        for rid, blocks, outputs in zip(cached.req_ids, cached.new_block_ids, cached.num_output_tokens, strict=True):
+            del self._tokens[rid][self._prompts[rid] + outputs :]  # sampled in a step whose load failed
             if rid in cached.resumed_req_ids:
                 self._tokens[rid] = list(cached.all_token_ids[rid])
                 self._tables[rid] = [list(ids) for ids in blocks]
@@ -249,6 +253,7 @@ class Core:
         self._steps_ahead, self._queue = steps_ahead, deque[Any]()
         self.outputs: dict[str, list[int]] = {}
         self.stats: list[Any] = []
+        self.external_hits = 0  # tokens, as the engine counts them
         self.steps = 0
 
     def add(self, name: str, prompt: list[int], count: int) -> None:
@@ -279,8 +284,12 @@ class Core:
         for outputs in self.scheduler.update_from_output(so, output).values():
             for one in outputs.outputs:
                 self.outputs[one.request_id] += one.new_token_ids
-            if outputs.scheduler_stats is not None and outputs.scheduler_stats.kv_connector_stats:
-                self.stats.append(outputs.scheduler_stats.kv_connector_stats)
+            stats = outputs.scheduler_stats
+            if stats is not None and stats.connector_prefix_cache_stats is not None:
+                hits = stats.connector_prefix_cache_stats
+                self.external_hits += hits.hits + hits.preempted_hits
+            if stats is not None and stats.kv_connector_stats:
+                self.stats.append(stats.kv_connector_stats)
         if self.runner.drafts and not self._steps_ahead:
             ids = [rid for rid in so.num_scheduled_tokens if rid in self.runner.drafts]
             self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [list(self.runner.drafts[rid]) for rid in ids]))
@@ -294,6 +303,21 @@ class Core:
         self.drain()
         assert self.scheduler.reset_prefix_cache()
 
+    def settle(self) -> None:
+        """Until no batch is in flight and no request waits for a load."""
+        loading = RequestStatus.WAITING_FOR_REMOTE_KVS
+        while self._queue or any(request.status == loading for request in self.scheduler.requests.values()):
+            if self._queue:
+                self._finish_oldest()
+            else:
+                self.step()
+
+    def change_weights(self, running: bool = True) -> bool:
+        """What a pause that keeps requests, a weight update and a cache reset do. running: requests start again."""
+        self.settle()
+        self.model.weights += 1
+        return self.scheduler.reset_prefix_cache(reset_running_requests=running, reset_connector=True)
+
     def ask(self, prompts: Iterable[list[int]], count: int) -> list[list[int]]:
         """Sends all together and waits."""
         names = []
@@ -302,6 +326,14 @@ class Core:
             self.add(names[-1], prompt, count)
         self.drain()
         return [self.outputs[name] for name in names]
+
+    def stores(self) -> list[Any]:
+        """Of this process: one while there is one engine."""
+        return stores()
+
+    def tokens(self) -> dict[str, int]:
+        """Tokens from outside the engine: matched, and what became of them."""
+        return dict(self.scheduler.connector._scheduler.tokens)
 
     def close(self) -> None:
         self.scheduler.shutdown()
