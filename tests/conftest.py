@@ -36,7 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """``core(geometry, blocks=40, ...)``: vLLM's scheduler and Kvarter without a model (scheduler_words.Core)."""
+    """``core(geometry, blocks=40, ...)``: vLLM's scheduler and Kvarter without a model (scheduler_words.Core).
+
+    One at a time: making another closes the one before.
+    """
     from kvarter.demo import engine
 
     engine.prepare()
@@ -46,10 +49,14 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any
     directory.mkdir(exist_ok=True)
     made: list[Any] = []
 
+    def close() -> None:
+        while made:
+            made.pop().close()
+
     def make(geometry: Any, **settings: Any) -> Any:
+        close()
         made.append(scheduler_words.Core(geometry, directory, **settings))
         return made[-1]
 
     yield make
-    for one in made:
-        one.close()
+    close()

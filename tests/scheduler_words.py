@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -90,6 +90,7 @@ class Runner:
         self._prompts: dict[str, int] = {}
         self._truth: dict[str, Truth] = {}
         self.drafts: dict[str, list[int]] = {}
+        self.accepted = 0  # drafts
         self.wrong: list[tuple[str, int]] = []  # (request, position) where the cache said something else
         self._v2_connector = ActiveKVConnector(config, model.tensors) if connected and self._v2 else None
         if connected and not self._v2:
@@ -159,6 +160,7 @@ class Runner:
             assert end <= len(tokens)
             self._model.forward(tables, start, tokens[start:end] + drafts)
             sampled[rid] = self._sample(rid, end, drafts) if end == len(tokens) else []
+            self.accepted += max(len(sampled[rid]) - 1, 0)
             tokens += sampled[rid]
             if self._spec:
                 self.drafts[rid] = self._drafter(self._truth_of(rid), tokens) if sampled[rid] else []
@@ -254,7 +256,7 @@ class Core:
         self.outputs: dict[str, list[int]] = {}
         self.stats: list[Any] = []
         self.external_hits = 0  # tokens, as the engine counts them
-        self.steps = 0
+        self.seen = Counter[str]()  # what happened: preempted, flushed, aborted_loading, accepted (drafts)
 
     def add(self, name: str, prompt: list[int], count: int) -> None:
         sampling = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
@@ -265,13 +267,16 @@ class Core:
         )
 
     def abort(self, name: str) -> None:
+        request = self.scheduler.requests[name]
+        self.seen["aborted_loading"] += request.status == RequestStatus.WAITING_FOR_REMOTE_KVS
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
 
     def step(self) -> None:
         """One schedule, and the update from the oldest batch once more than `steps_ahead` are in flight."""
-        self.steps += 1
         if self.scheduler.has_requests():
             so = self.scheduler.schedule()
+            self.seen["preempted"] += len(so.preempted_req_ids or ())
+            self.seen["flushed"] += len(getattr(so.kv_connector_metadata, "flush", ()))
             self._queue.append(so)
             if len(self._queue) <= self._steps_ahead and self.scheduler.has_requests():
                 return
@@ -281,6 +286,7 @@ class Core:
     def _finish_oldest(self) -> None:
         so = self._queue.popleft()
         output = self.runner.execute(so)
+        self.seen["accepted"] = self.runner.accepted
         for outputs in self.scheduler.update_from_output(so, output).values():
             for one in outputs.outputs:
                 self.outputs[one.request_id] += one.new_token_ids
@@ -304,9 +310,8 @@ class Core:
         assert self.scheduler.reset_prefix_cache()
 
     def settle(self) -> None:
-        """Until no batch is in flight and no request waits for a load."""
-        loading = RequestStatus.WAITING_FOR_REMOTE_KVS
-        while self._queue or any(request.status == loading for request in self.scheduler.requests.values()):
+        """Until no batch is in flight and no waiting request holds blocks: the engine resets nothing before that."""
+        while self._queue or self.scheduler.kv_holding_waiting:
             if self._queue:
                 self._finish_oldest()
             else:
