@@ -126,6 +126,10 @@ class FakeModel:
             return rows[:, :, :STATE_WORDS]
         return rows[:, :, : HEADS * size * WORDS].reshape(LAYERS, rows.shape[1], HEADS, size, WORDS)
 
+    def zero(self, blocks: list[int]) -> None:
+        """What the engine does with fresh blocks of a model that has states."""
+        self._rows[0][:, blocks] = 0
+
     def forward(self, tables: list[list[int]], start: int, tokens: list[int]) -> None:
         """Writes what `tokens` at positions `start`, ... add to the cache."""
         x, xs = self._read_x(tables, start - 1) if start else 0, []

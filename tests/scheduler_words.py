@@ -130,6 +130,8 @@ class Runner:
     def _update(self, so: Any) -> None:
         for rid in so.finished_req_ids:
             self._tokens.pop(rid, None)
+        self._model.zero(so.new_block_ids_to_zero or [])
+        assert not so.kv_cache_block_copies  # only where hash units are smaller than a state's blocks
         for new in so.scheduled_new_reqs:
             self._tokens[new.req_id] = list(new.prefill_token_ids or new.prompt_token_ids)
             self._tables[new.req_id] = [list(ids) for ids in new.block_ids]

@@ -99,7 +99,8 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
             _stores.add(self._scheduler.store)
         else:
             invited = invitation(str(vllm_config.kv_transfer_config.engine_id), config.directory)
-            self._worker = WorkerSide(kv_cache_config, groups, config, parallel.rank, invited)
+            zeroed_first = vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing
+            self._worker = WorkerSide(kv_cache_config, groups, config, parallel.rank, invited, zeroed_first)
 
     @property
     def requires_kv_delivery(self) -> bool:
