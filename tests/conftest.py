@@ -1,7 +1,9 @@
 """What all tests share: a skipped test fails the run in CI, where everything must be able to run."""
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,3 +24,39 @@ def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     return tmp_path
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests over vLLM's scheduler need vLLM wherever they lie, and warnings of its code are no concern of theirs."""
+    for item in items:
+        if "core" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.engine)
+            item.add_marker(pytest.mark.filterwarnings("ignore", r"error:::kvarter(\.|$)"))
+
+
+@pytest.fixture
+def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
+    """``core(geometry, blocks=40, ...)``: vLLM's scheduler and Kvarter without a model (scheduler_words.Core).
+
+    One at a time: making another closes the one before.
+    """
+    from kvarter.demo import engine
+
+    engine.prepare()
+    import scheduler_words
+
+    directory = tmp_path_factory.getbasetemp() / "llama"
+    directory.mkdir(exist_ok=True)
+    made: list[Any] = []
+
+    def close() -> None:
+        while made:
+            made.pop().close()
+
+    def make(geometry: Any, **settings: Any) -> Any:
+        close()
+        made.append(scheduler_words.Core(geometry, directory, **settings))
+        return made[-1]
+
+    yield make
+    close()

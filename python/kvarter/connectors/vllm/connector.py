@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = logging.getLogger("kvarter.vllm")
+# A drafter that keeps KV writes what depends on the token after a block, which the block's name does not say.
+_DRAFTS_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix")
 _stores: weakref.WeakSet[Store] = weakref.WeakSet()
 
 
@@ -71,8 +73,12 @@ def check_engine(vllm_config: VllmConfig) -> None:
         raise UnsupportedEngine(
             f"context parallelism of {max(contexts)}: this version of Kvarter serves engines without it"
         )
-    if vllm_config.speculative_config is not None:
-        raise UnsupportedEngine("speculative decoding is on; this version of Kvarter does not serve it")
+    speculative = vllm_config.speculative_config
+    if speculative is not None and speculative.method not in _DRAFTS_WITHOUT_CACHE:
+        raise UnsupportedEngine(
+            f"speculative decoding by {speculative.method!r} is on; this version of Kvarter serves the methods whose "
+            f"drafts have no cache of their own: {', '.join(_DRAFTS_WITHOUT_CACHE)}"
+        )
 
 
 class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
@@ -98,7 +104,8 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
             _stores.add(self._scheduler.store)
         else:
             invited = invitation(str(vllm_config.kv_transfer_config.engine_id), config.directory)
-            self._worker = WorkerSide(kv_cache_config, groups, config, parallel.rank, invited)
+            zeroed_first = vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing
+            self._worker = WorkerSide(kv_cache_config, groups, config, parallel.rank, invited, zeroed_first)
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -22,6 +22,7 @@ class Job:
     engine_blocks: list[int]
     deadline: float
     ranks: set[int] = field(default_factory=set)  # that have reported
+    doubtful: bool = False
 
 
 class Jobs:
@@ -73,16 +74,34 @@ class Jobs:
         if job is None:
             return
         for outcome in stored:
-            job.reservation.commit(outcome.rank, outcome.ok, outcome.checksums)
+            ok = outcome.ok & (not job.doubtful)
+            job.reservation.commit(outcome.rank, ok, outcome.checksums)
             job.ranks.add(outcome.rank)
         if len(job.ranks) == self._ranks:
             self._forget(number)
+
+    def doubt(self) -> None:
+        """None of the jobs in flight is to become visible."""
+        for job in self._jobs.values():
+            job.doubtful = True
 
     def expire(self) -> None:
         """Forgets jobs past their deadline; the index has quarantined their slots by itself."""
         now = time.monotonic()
         for number in [n for n, job in self._jobs.items() if job.deadline < now]:
             self._forget(number)
+
+    def cached_blocks(self) -> dict[int, Any]:
+        """What the engine has in its own prefix cache: hashes by block id."""
+        return {block.block_id: block.block_hash for block in self._pool.blocks if block.block_hash is not None}
+
+    def any_of(self, blocks: Mapping[int, Any], tables: tuple[list[int], ...]) -> bool:
+        """Whether a table names one of these `cached_blocks` that has not been given away since."""
+        return any(
+            block in blocks and self._pool.blocks[block].block_hash == blocks[block]
+            for table in tables
+            for block in table
+        )
 
     def pending(self) -> bool:
         return bool(self._jobs)

@@ -117,6 +117,11 @@ def _lifetime(number: int, group: KVCacheGroupSpec, spec: KVCacheSpec) -> Lifeti
                 f"cache group {number} keeps recurrent states in mode {spec.mamba_cache_mode!r}; only 'align' hands "
                 "them over at prefix boundaries: set mamba_cache_mode to 'align'"
             )
+        if spec.num_speculative_blocks:
+            raise UnsupportedEngine(
+                f"cache group {number} keeps recurrent states and speculative decoding is on: which of its blocks holds "
+                "the state of the accepted tokens is not known here; turn speculative decoding off"
+            )
         return State()
     raise UnsupportedEngine(
         f"cache group {number} is of kind {kind}, which this version of Kvarter does not know"

@@ -34,9 +34,15 @@ class RequestState:
     external_tokens: int = 0  # that the engine counts as hits of that load
     never_match: bool = False  # a load of this request has failed
     computed_unknown: bool = False  # its load has failed, and the engine has not scheduled it since
+    earlier_weights: bool = False  # some of what it has was computed before a change of weights
+
+    @property
+    def storable(self) -> bool:
+        """Whether the engine's blocks hold what the request's tokens say, under the weights of now."""
+        return self.ticket is None and not self.computed_unknown and not self.earlier_weights
 
     def restart(self) -> None:
-        """The engine gave its blocks away: all of them are to be offered again."""
+        """All of its blocks are to be offered again."""
         self.done = [0] * len(self.done)
         self.retry.clear()
 

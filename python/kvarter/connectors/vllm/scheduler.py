@@ -69,6 +69,7 @@ class SchedulerSide:
         self._new_loads: list[LoadJob] = []
         self._failing: set[str] = set()  # requests whose load has failed, and the engine has not been told
         self._jobs = Jobs(self._ranks, config.store_seconds)
+        self._earlier_blocks: dict[int, object] = {}  # that the engine kept over a change of weights
         self._positional = [g for g, group in enumerate(groups.geometry.groups) if group.lifetime != State()]
         self.tokens: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
@@ -139,6 +140,7 @@ class SchedulerSide:
         state = self._states.get(rid)
         if state is None:
             return
+        state.computed_unknown = True  # until it is scheduled: another connector may be loading what counts as computed
         if external_tokens <= 0:
             if state.ticket is None:
                 self.store.drop_hold(rid)
@@ -182,6 +184,7 @@ class SchedulerSide:
         for rid in so.preempted_req_ids or ():
             if rid in self._states:
                 self._states[rid].restart()
+                self._states[rid].earlier_weights = False  # it gave its blocks away
         offered = so.kv_connector_block_state
         if offered is not None and self._ready():
             for rid, scheduled in so.num_scheduled_tokens.items():
@@ -191,7 +194,10 @@ class SchedulerSide:
                 state.computed_unknown = False
                 computed = state.request.num_computed_tokens
                 computed += -state.request.num_output_placeholders if self._plan_confirmed_only else scheduled
-                self._plan(state, computed, offered.get_block_ids(rid))
+                table = offered.get_block_ids(rid)
+                if self._earlier_blocks and table is not None and not any(state.done):
+                    state.earlier_weights |= self._jobs.any_of(self._earlier_blocks, table)
+                self._plan(state, computed, table)
             for rid, states in offered.boundary_state_offloads.items():
                 state = self._states.get(rid)
                 if (
@@ -209,7 +215,7 @@ class SchedulerSide:
 
     def _plan(self, state: RequestState, computed: int, table: tuple[list[int], ...] | None) -> None:
         """Reserves slots for the blocks that `computed` tokens have completed, and hands them to the workers."""
-        if table is None or state.ticket is not None or state.computed_unknown:
+        if table is None or not state.storable:
             return
         geometry = self._groups.geometry
         ready = {
@@ -234,7 +240,7 @@ class SchedulerSide:
 
     def _plan_states(self, state: RequestState, offers: list[tuple[int, int, int]]) -> None:
         """Recurrent states that the engine hands over at a boundary; they are good until the end of this step."""
-        if state.ticket is not None or state.computed_unknown:
+        if not state.storable:
             return
         tables: dict[int, dict[int, int]] = {}
         for number, block, boundary in offers:
@@ -292,6 +298,10 @@ class SchedulerSide:
     # --- reports
 
     def update(self, output: KVConnectorOutput) -> None:
+        if output.invalid_block_ids:  # another connector's load has failed, in a step that computed with its blocks
+            self._jobs.doubt()
+            for state in self._states.values():
+                state.restart()
         report = output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
             self._changed = True
@@ -355,9 +365,11 @@ class SchedulerSide:
         """The weights changed: a new epoch, under which nothing stored so far is ever found."""
         for namespace in self._identity.renew():
             self.store.invalidate(namespace)
+        self._earlier_blocks = self._jobs.cached_blocks()  # none, unless the engine's own reset has failed
         for state in self._states.values():
             state.match = None
             state.restart()
+            state.earlier_weights = state.request.num_computed_tokens > 0
         return True
 
     def close(self) -> None:

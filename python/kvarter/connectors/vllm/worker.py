@@ -51,8 +51,15 @@ class WorkerSide:
     """See the module."""
 
     def __init__(
-        self, kv_config: KVCacheConfig, groups: Groups, config: Config, rank: int, invited: Invitation
+        self,
+        kv_config: KVCacheConfig,
+        groups: Groups,
+        config: Config,
+        rank: int,
+        invited: Invitation,
+        told_too_late: bool,
     ) -> None:
+        """told_too_late: the engine zeroes fresh blocks, or copies into them, before it calls `before_reuse`."""
         self._kv_config, self._groups, self._config, self._rank = kv_config, groups, config, rank
         self._engine = make_copy_engine(config)
         self._blocks: list[_core.Blocks] = []
@@ -61,8 +68,9 @@ class WorkerSide:
         self._stores: dict[int, _Running] = {}
         self._loads: dict[str, _Running] = {}  # in the order of their admission
         self._failed: set[str] = set()  # of these, whose failure is still to be told
-        self._torn: set[int] = set()  # stores whose source was given away before they ended
+        self._torn: set[int] = set()  # stores whose source was given away before they are known to have ended
         self._report = WorkerReport()
+        self._told_too_late = told_too_late
 
     def shards(self) -> Shards:
         """What the scheduler cannot know: with pipeline parallelism each stage has layers of its own."""
@@ -77,6 +85,9 @@ class WorkerSide:
     def before_reuse(self, meta: StepMetadata) -> None:
         """Called before anything of this step is overwritten: what is about to be must have been copied."""
         if not meta.flush:
+            return
+        if self._told_too_late:  # a copy that had not ended by the last report may have read them afterwards
+            self._torn |= meta.flush & (self._stores.keys() | {store.job for store in meta.stores})
             return
         for store in meta.stores:
             if store.job in meta.flush:  # planned at its request's end, and its blocks are taken already
