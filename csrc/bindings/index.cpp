@@ -126,6 +126,7 @@ void register_index(py::module_& m) {
       .value("Read", LeaseKind::kRead)
       .value("Hold", LeaseKind::kHold)
       .value("Pin", LeaseKind::kPin)
+      .value("Copy", LeaseKind::kCopy)
       .finalize();
   py::native_enum<Outcome>(m, "Outcome", "enum.IntEnum", "How a read lease ended.")
       .value("Loaded", Outcome::kLoaded)

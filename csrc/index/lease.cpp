@@ -88,7 +88,7 @@ Status Index::lease(const Chain& chain, std::span<const Range> ranges, LeaseKind
     }
     const std::uint32_t row = rows[i];
     x.set_uses(kind == LeaseKind::kPin ? x.c.pins : x.c.leases, row, +1);
-    x.c.last_use[row] = now;
+    if (kind != LeaseKind::kCopy) x.c.last_use[row] = now;
     if (kind == LeaseKind::kRead) ++x.c.hits[row];
   }
   if (kind == LeaseKind::kHold) x.held_bytes += bytes;

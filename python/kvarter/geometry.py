@@ -162,16 +162,20 @@ class Geometry:
         """Boundaries are multiples of this many tokens."""
         return lcm(self.unit_tokens, *(group.block_tokens for group in self.groups if group.required))
 
+    def chained(self, group: int) -> bool:
+        """Whether a block of the group is worth nothing without its ancestors."""
+        return isinstance(self.groups[group].lifetime, Full)
+
     def shapes(self) -> list[tuple[int, int, bool, list[int]]]:
         """(units a block, blocks a unit, chained, bytes of each shard) of every group, as the index takes them."""
         return [
             (
                 max(group.block_tokens // self.unit_tokens, 1),
                 max(self.unit_tokens // group.block_tokens, 1),
-                isinstance(group.lifetime, Full),
+                self.chained(number),
                 list(group.shard_bytes),
             )
-            for group in self.groups
+            for number, group in enumerate(self.groups)
         ]
 
     def boundary(self, resident: Resident, limit: int) -> int:

@@ -32,7 +32,8 @@ class Sequence:
         self._parent = b""
         self._units = 0
         self._buffer: Digests = np.empty((0, 32), np.uint8)
-        self._chain: tuple[int, _core.Chain] | None = None  # of which namespace number; until the next unit
+        self._chains: dict[int, _core.Chain] = {}  # by namespace number; until the next unit
+        self.seen_tokens = 0  # that the last match found, in whatever tier: somebody had them before
         self._rest = array("I")
         self.extend(tokens, extras)
 
@@ -85,7 +86,7 @@ class Sequence:
             grown = np.empty((max(units, 2 * len(self._buffer)), 32), np.uint8)
             grown[: self._units] = self._buffer[: self._units]
             self._buffer = grown
-        self._chain = None
+        self._chains = {}
         self._buffer[self._units : units] = digests
         self._units = units
         if units:
@@ -109,10 +110,11 @@ class Sequence:
         return view
 
     def chain(self, ns: int) -> _core.Chain:
-        """What the index looks at; valid as it is now, also after `extend`."""
-        if self._chain is None or self._chain[0] != ns:
-            self._chain = ns, _core.Chain(ns, self.digests, self._first_unit, self._parent)
-        return self._chain[1]
+        """What an index or a log looks at; valid as it is now, also after `extend`."""
+        chain = self._chains.get(ns)
+        if chain is None:
+            chain = self._chains[ns] = _core.Chain(ns, self.digests, self._first_unit, self._parent)
+        return chain
 
     def __repr__(self) -> str:
         return f"<Sequence {self.num_tokens} tokens, {self.units} units of {self.namespace.unit_tokens}>"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from .geometry import Geometry
 if TYPE_CHECKING:
     from .sequence import Sequence
 
+Blocks = npt.NDArray[np.int64]  # numbers of blocks in their sequence
 Slots = npt.NDArray[np.void]  # of _core.SLOT_DTYPE: record, arena, offset, length, checksum, generation
 
 
@@ -23,12 +26,15 @@ class Match:
     """Where a hit may end and what it takes to get there. False when there is no hit.
 
     tokens: the boundary, 0 for a miss. have_tokens: what the engine has itself. blocks: for each group those to load.
+    below: for each group those that must come up from disk first. disk_tokens: how many of the new tokens need them.
     """
 
     sequence: Sequence = field(repr=False)
     tokens: int
     have_tokens: int
     blocks: tuple[range, ...]
+    below: tuple[Seq[int], ...] = ()
+    disk_tokens: int = 0
 
     def __bool__(self) -> bool:
         return self.tokens > 0
@@ -42,18 +48,22 @@ class Match:
 class Ticket:
     """Leased blocks of one load. Addresses are valid until `finish`, or until the deadline.
 
-    As a context manager it ends as loaded, or as failed when the body raised.
+    `status` is Busy until `poll` says true: then Ok, or why there is nothing to load. As a context manager it ends as
+    loaded, or as failed when the body raised.
     """
 
     def __init__(
-        self, index: _core.Index, geometry: Geometry, match: Match, status: _core.Status, lease: int
+        self,
+        index: _core.Index,
+        geometry: Geometry,
+        match: Match,
+        attempt: Callable[[], tuple[_core.Status, int] | None],
     ) -> None:
-        self._index, self._geometry, self._lease = index, geometry, lease
+        """attempt: takes the lease; None while blocks are still on their way."""
+        self._index, self._geometry, self._attempt = index, geometry, attempt
         self.match = match
-        self.status = status
-        self._slots: Slots = (
-            index.slots(lease) if status == _core.Status.Ok else np.empty(0, _core.SLOT_DTYPE)
-        )
+        self.status, self._lease = _core.Status.Busy, 0
+        self._slots: Slots = np.empty(0, _core.SLOT_DTYPE)
         self._starts: list[int] = []  # of each group in _slots
         self._positions: list[int] = []  # of each group's first block in the lease
         at = position = 0
@@ -62,14 +72,24 @@ class Ticket:
             self._positions.append(position)
             at += len(need) * len(group.shard_bytes)
             position += len(need)
+        self.poll()
 
     def poll(self) -> bool:
-        """Whether the bytes are in the slots. Blocks of the DRAM tier always are."""
-        return True
+        """Whether the bytes are in the slots, or never will be. Blocks in memory always are."""
+        if self.status == _core.Status.Busy and (taken := self._attempt()) is not None:
+            self.status, self._lease = taken
+            if self.status == _core.Status.Ok:
+                self._slots = self._index.slots(self._lease)
+        return self.status != _core.Status.Busy
 
     def wait(self, timeout: float) -> bool:
-        """Waits at most `timeout` seconds for `poll`."""
-        return self.poll()
+        """Waits at most `timeout` seconds for `poll`. For those who have nothing else to do."""
+        until = time.monotonic() + timeout
+        while not self.poll():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.001)
+        return True
 
     def slots(self, group: int) -> Slots:
         """Slots [blocks, shards] of `match.blocks[group]`."""
@@ -84,6 +104,8 @@ class Ticket:
 
     def finish(self, outcome: _core.Outcome) -> bool:
         """Ends the lease. False when it had ended before: what was read after its deadline may be anything."""
+        if self.status == _core.Status.Busy:  # given up before its blocks came
+            self.status = _core.Status.Closed
         if self.status != _core.Status.Ok:
             return False
         return self._index.release(self._lease, outcome)
@@ -109,11 +131,18 @@ class Reservation:
     """
 
     def __init__(
-        self, index: _core.Index, geometry: Geometry, parts: dict[int, Part], shards: tuple[int, int]
+        self,
+        index: _core.Index,
+        geometry: Geometry,
+        parts: dict[int, Part],
+        shards: tuple[int, int],
+        on_stored: Callable[[dict[int, Blocks]], None] | None = None,
     ) -> None:
+        """on_stored: told the blocks of each group once all of their shards have been committed."""
         self._index, self._geometry = index, geometry
         self._parts = parts
         self._first_shard, self._shards = shards
+        self._on_stored = on_stored
         granted = [handles[handles != 0] for _, _, _, handles, _ in parts.values()]
         self.handles: npt.NDArray[np.uint64] = np.concatenate(granted) if granted else np.empty(0, np.uint64)
 
@@ -158,20 +187,14 @@ class Reservation:
                 shard = self._geometry.groups[group].shard_of(rank)
                 self._index.complete(handles, shard, ok[here], checksums[here])
                 at += len(handles)
+        if self._on_stored is not None and any(self._index.resident(handle) for handle in self._last_handles()):
+            self._on_stored({group: self.blocks(group) for group in self.groups()})
+            self._on_stored = None
+
+    def _last_handles(self) -> Iterator[int]:
+        for _, _, _, handles, _ in self._parts.values():
+            yield from handles[handles != 0][-1:].tolist()
 
     def abort(self) -> None:
         """Gives all of it up. The caller's writers may touch the slots no more; other owners' still may."""
         self._index.abort(self.handles, (self._first_shard, self._shards))
-
-
-class _Resident:
-    """The planner's questions, put to the index for one chain."""
-
-    def __init__(self, index: _core.Index, chain: _core.Chain) -> None:
-        self._index, self._chain = index, chain
-
-    def leading(self, group: int, limit: int) -> int:
-        return self._index.leading(self._chain, group, limit)
-
-    def last_run(self, group: int, end: int, run: int) -> int:
-        return self._index.last_run(self._chain, group, end, run, 1)

@@ -113,6 +113,7 @@ enum class LeaseKind : std::uint8_t {
   kRead,  // somebody copies from the slots
   kHold,  // a match's promise: short, dropped at load
   kPin,   // a user's wish: not evicted until its time is over
+  kCopy,  // as kRead, for a copy to or from another tier: neither a use nor a load
 };
 enum class Outcome : std::uint8_t { kLoaded, kFailed, kUnused, kExpired };
 

@@ -1,5 +1,5 @@
 """Placement policy: what to load, keep and drop. Off the hot path, in Python."""
 
-from .load import AlwaysLoad, LoadPolicy
+from .load import AlwaysLoad, LoadPolicy, Measured
 
-__all__ = ["AlwaysLoad", "LoadPolicy"]
+__all__ = ["AlwaysLoad", "LoadPolicy", "Measured"]

@@ -300,8 +300,8 @@ class SchedulerSide:
     def update(self, output: KVConnectorOutput) -> None:
         if output.invalid_block_ids:  # another connector's load has failed, in a step that computed with its blocks
             self._jobs.doubt()
-            for state in self._states.values():
-                state.restart()
+            for known in self._states.values():
+                known.restart()
         report = output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
             self._changed = True
