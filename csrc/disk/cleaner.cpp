@@ -35,7 +35,7 @@ void DiskLog::Impl::candidate(std::uint32_t number) {
   std::push_heap(victims.begin(), victims.end());
 }
 
-bool DiskLog::Impl::evict_one() {
+std::uint32_t DiskLog::Impl::evict_one() {
   while (!victims.empty()) {
     std::pop_heap(victims.begin(), victims.end());
     const Victim victim = victims.back();
@@ -48,10 +48,11 @@ bool DiskLog::Impl::evict_one() {
       candidate(victim.row);
       continue;
     }
+    const std::uint32_t segment = row.segment;
     drop_alone(victim.row, DiskReason::kEvicted);
-    return true;
+    return segment;
   }
-  return false;
+  return kNone;
 }
 
 std::uint32_t DiskLog::Impl::emptiest() const {
@@ -67,12 +68,12 @@ std::uint32_t DiskLog::Impl::emptiest() const {
 // Makes room when there is little. False when there is nothing to do, or nothing but waiting for the device.
 bool DiskLog::Impl::reclaim() {
   bool moved = recycle();
+  if (cleaning != kNone) return read_to_clean() || moved;
   if (available() >= kSpare) return moved;
   if (growth_stopped && clock.now() >= next_space_check) {
     growth_stopped = false;  // asked again
     return true;
   }
-  if (cleaning != kNone) return read_to_clean() || moved;
   const bool emptying =
       std::any_of(emptied.begin(), emptied.end(), [this](std::uint32_t n) { return !segments[n].bad; });
   if (opening > 0 || emptying || !sealing.empty()) {
@@ -82,22 +83,31 @@ bool DiskLog::Impl::reclaim() {
   if (clock.now() < failing_until) return moved;
   const std::uint64_t room = (present - std::min(present, 1u)) * segment_bytes;  // one is the cleaner's
   const auto limit = static_cast<std::uint64_t>(static_cast<double>(room) * options.live_share);
-  for (int i = 0; i < kEvictions && live_bytes > limit && evict_one(); ++i) moved = true;
+  for (int i = 0; i < kEvictions && live_bytes > limit && evict_one() != kNone; ++i) moved = true;
   if (live_bytes > limit && moved) return true;
   if (!emptied.empty() && moved) return true;
-  const std::uint32_t victim = emptiest();
+  std::uint32_t victim = emptiest();
   if (victim == kNone) {  // or all have been tried, and could not be written elsewhere
     for (Segment& segment : segments) segment.hopeless = false;
     return moved;
   }
-  const auto most = static_cast<std::uint64_t>(static_cast<double>(segment_bytes) * kWorthCleaning);
-  if (segments[victim].live > std::min(clean_budget, most)) {
-    int evictions = 0;
-    while (evictions < kEvictions && segments[victim].live > std::min(clean_budget, most) && evict_one())
-      ++evictions;
-    if (evictions > 0) return true;
-    if (segments[victim].live > most) return moved;
+  const std::uint64_t most = std::min(
+      clean_budget, static_cast<std::uint64_t>(static_cast<double>(segment_bytes) * kWorthCleaning));
+  const auto cheap = [&](std::uint32_t n) {
+    return segments[n].state == SegmentState::kSealed && !segments[n].hopeless && segments[n].live <= most;
+  };
+  // Past the cleaner's share, evicting goes on until some segment has become cheap enough.
+  for (int i = 0; i < kEvictions && !cheap(victim); ++i) {
+    const std::uint32_t from = evict_one();
+    if (from == kNone) {  // only what is leased, or leaned on by what is queued, is left
+      if (segments[victim].live > static_cast<std::uint64_t>(static_cast<double>(segment_bytes) * kWorthCleaning)) return moved;
+      break;
+    }
+    moved = true;
+    if (cheap(from)) victim = from;
   }
+  if (moved && !cheap(victim)) return true;
+  if (segments[victim].live == 0) return true;  // recycled as it is
   const std::uint64_t left = active == kNone ? 0 : segment_bytes - segments[active].write_at;
   if (ready.empty() && segments[victim].live > left / 2) {  // nowhere to write to: no more files, or all were full
     const std::vector<std::uint32_t> there = segments[victim].rows;
@@ -123,7 +133,7 @@ bool DiskLog::Impl::read_to_clean() {
       Row& row = rows[number];
       if (row.state != RowState::kResident || row.segment != cleaning || row.moving) continue;
       const std::uint64_t offset = row.page * kPage, bytes = bytes_of(row);
-      if (op && (offset != end || end + bytes - begin > kGroupBytes)) break;
+      if (op && (offset != end || end + bytes - begin > group_bytes)) break;
       if (!op) {
         op = &make_op(Op::Kind::kCleanRead, cleaning);
         begin = end = offset;
@@ -133,76 +143,71 @@ bool DiskLog::Impl::read_to_clean() {
       end += bytes;
     }
     if (!op) break;
-    op->buffer = aligned(end - begin);
-    std::uint64_t at = 0;
-    std::size_t shards = 0;
-    for (const ReadItem& item : op->reads) shards += item.layout->lengths.size();
-    op->own.reserve(shards);
-    for (ReadItem& item : op->reads) {
-      item.spans = op->own.data() + op->own.size();
+    op->clean = std::make_shared<CleanBuffer>();
+    op->clean->memory = aligned(end - begin);
+    std::byte* at = op->clean->memory.get();
+    for (const ReadItem& item : op->reads)
       for (const std::uint64_t length : item.layout->lengths) {
-        op->own.push_back({op->buffer.get() + at, length, 0});
+        op->clean->spans.push_back({at, length, 0});
         at += padded(length);
       }
-    }
-    op->vectors.push_back({op->buffer.get(), end - begin});
+    const Span* spans = op->clean->spans.data();
+    for (ReadItem& item : op->reads) item.spans = std::exchange(spans, spans + item.layout->lengths.size());
+    op->vectors.push_back({op->clean->memory.get(), end - begin});
     ++clean_reads;
     ++segment.readers;
     submit(*op, IoOp::kRead, segment.file, begin);
     moved = true;
   }
-  if (clean_reads == 0 && clean_writes == 0 && clean_at >= segment.rows.size()) end_cleaning();
+  if (clean_reads == 0 && clean_writes == 0 && cleaned.empty() && clean_at >= segment.rows.size()) end_cleaning();
   return moved || cleaning == kNone;
 }
 
 void DiskLog::Impl::finish_clean_read(Op& op) {
   --segments[op.segment].readers;
+  --clean_reads;
   if (op.error) ++counts.io_errors;
-  cleaned.push_back(&op);
-  std::size_t span = 0;
+  for (std::size_t i = 0; i < op.checksums.size(); ++i) op.clean->spans[i].checksum = op.checksums[i];
   for (std::size_t i = 0; i < op.reads.size(); ++i) {
     const ReadItem& item = op.reads[i];
     Row& row = rows[item.row];
-    const bool there = row.generation == item.generation;
-    for (std::size_t s = 0; s < item.layout->lengths.size(); ++s, ++span)
-      op.own[span].checksum = op.checksums[span];
-    if (!there) continue;
+    if (row.generation != item.generation) continue;
     if (op.verdicts[i] == Status::kOk) {
-      op.pending.push_back({item.row, item.generation, 0, 0, item.spans, 0});
-      continue;
+      cleaned.push_back({item.row, item.generation, 0, 0, item.spans, 0, op.clean});
+      cleaned_bytes += item.layout->bytes;
+    } else {
+      row.moving = false;
+      drop(item.row, op.error ? DiskReason::kReadFailed : DiskReason::kCorrupt);
     }
-    row.moving = false;
-    drop(item.row, op.error ? DiskReason::kReadFailed : DiskReason::kCorrupt);
   }
-  place_cleaned();
 }
 
-// Writes what was read, in as many groups as it takes.
+// Writes what was read, in groups as large as they may be: many small ones could need more than a segment.
 bool DiskLog::Impl::place_cleaned() {
+  const bool all_read = clean_reads == 0 && clean_at >= segments[cleaning].rows.size();
   bool moved = false;
-  while (!cleaned.empty()) {
-    Op& source = *cleaned.front();
-    while (!source.pending.empty()) {
-      const WriteItem& item = source.pending.front();
-      Row& row = rows[item.row];
-      const bool there = row.generation == item.generation;
-      if (there && spaces[row.ns].closed) row.moving = false;
-      if (!there || !row.moving) {
-        source.pending.pop_front();
-        continue;
-      }
-      Op* const group = make_group(source.pending, true);
-      if (!group) return moved;
-      group->buffer = source.buffer;
+  while (!cleaned.empty() && in_flight < options.queue_depth && (all_read || cleaned_bytes >= group_bytes)) {
+    const WriteItem item = cleaned.front();
+    Row& row = rows[item.row];
+    const bool there = row.generation == item.generation;
+    if (there && spaces[row.ns].closed) row.moving = false;
+    Op* group = nullptr;
+    if (there && row.moving) {
+      group = make_group(cleaned, true);
+      if (!group && (opening > 0 || !ready.empty())) return moved;
+    }
+    moved = true;
+    if (group) {
       group->cleaning = true;
       ++clean_writes;
-      moved = true;
+      for (const std::uint64_t bytes : group->sizes) cleaned_bytes -= std::min(cleaned_bytes, bytes);
+      continue;
     }
+    // It is gone; or it found no room, since what is packed anew can need more headers than before.
     cleaned.pop_front();
-    --clean_reads;
-    release(source);
-    moved = true;
+    if (there && row.moving) drop(item.row, DiskReason::kEvicted, DiskReason::kEvicted);
   }
+  if (cleaned.empty()) cleaned_bytes = 0;
   return moved;
 }
 

@@ -25,7 +25,7 @@ namespace kvarter {
 namespace disk {
 
 inline constexpr std::uint32_t kNone = ~std::uint32_t{0};
-inline constexpr std::uint64_t kGroupBytes = 2u << 20;  // of payload in one write; one block may be larger
+inline constexpr std::uint64_t kGroupBytes = 2u << 20;  // of payload in one write, or an eighth of a segment
 inline constexpr std::size_t kGroupVectors = 512;       // below IOV_MAX
 inline constexpr std::uint64_t kReadBytes = 1u << 20;   // neighbours are read together up to this
 inline constexpr std::uint64_t kFixedBytes = kManifestBytes + 2 * kPage;  // the manifest, lock and directory
@@ -90,12 +90,18 @@ struct Waiting {  // a ticket
   bool read = false;
 };
 
+struct CleanBuffer {  // blocks read to be written again
+  Aligned memory;
+  std::vector<Span> spans;
+};
+
 struct WriteItem {  // ticket 0: a live block that moves
   std::uint32_t row, generation;
   DiskTicket ticket;
   std::uint32_t position;
   const Span* spans;
   std::uint64_t id;
+  std::shared_ptr<CleanBuffer> keep{};  // of one that moves: what `spans` points into
 };
 struct ReadItem {
   std::uint32_t row, generation, segment;
@@ -121,14 +127,13 @@ struct Op {  // on its way through the device
   std::vector<ReadItem> reads;
   std::vector<Status> verdicts;          // of reads
   std::vector<std::uint64_t> checksums;  // of reads, by shard
-  std::vector<Span> own;                 // spans of blocks that are cleaned, in `buffer`
+  std::shared_ptr<CleanBuffer> clean;    // what a cleaning read reads into
   std::vector<std::byte> index;          // of a group: its entries, cut at `cuts`
   std::vector<std::size_t> cuts;
   std::vector<std::uint64_t> sizes;  // of a group's blocks
   Aligned header;
   std::uint64_t header_bytes = 0;
-  std::shared_ptr<std::byte[]> buffer;  // of what is cleaned, shared with the groups that write it again
-  std::deque<WriteItem> pending;        // of a cleaning read: what is still to be written
+  std::shared_ptr<std::byte[]> buffer;  // of a segment's index, of the manifest's slot
   bool cleaning = false;
   std::uint64_t sequence = 0;  // of a group: its first; of a sync: what it covers
 };
@@ -228,7 +233,7 @@ struct DiskLog::Impl {
 
   // segments.cpp
   std::vector<disk::Segment> segments;
-  std::uint64_t segment_bytes = 0;
+  std::uint64_t segment_bytes = 0, group_bytes = 0;
   std::uint32_t max_segments = 0, present = 0;
   std::uint32_t active = disk::kNone;
   std::vector<std::uint32_t> ready, emptied, sealing;
@@ -269,12 +274,13 @@ struct DiskLog::Impl {
   std::uint64_t clean_budget = 0;
   std::uint32_t cleaning = disk::kNone;
   std::size_t clean_at = 0;
-  unsigned clean_reads = 0;  // in flight, or waiting for a segment
-  unsigned clean_writes = 0;
-  std::deque<disk::Op*> cleaned;
+  unsigned clean_reads = 0, clean_writes = 0;  // in flight
+  std::deque<disk::WriteItem> cleaned;          // read, to be written
+  std::uint64_t cleaned_bytes = 0;
   bool evictable(const disk::Row& row) const;
   void candidate(std::uint32_t row);
-  bool evict_one();
+  // The segment in which a block died; kNone when nothing may go.
+  std::uint32_t evict_one();
   std::uint32_t emptiest() const;
   bool reclaim();
   bool read_to_clean();

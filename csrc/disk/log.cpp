@@ -1,6 +1,7 @@
 // The log's thread: reap, verify, decide, submit. Only the deciding is done with the mutex held.
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <stdexcept>
 
 #include "disk/impl.h"
@@ -52,12 +53,11 @@ void DiskLog::Impl::release(Op& op) {
   op.reads.clear();
   op.verdicts.clear();
   op.checksums.clear();
-  op.own.clear();
   op.index.clear();
   op.cuts.clear();
   op.sizes.clear();
-  op.pending.clear();
   op.buffer.reset();
+  op.clean.reset();
   op.moved = op.sequence = 0;
   op.error = op.stalls = 0;
   op.finished = op.cleaning = false;
@@ -97,8 +97,8 @@ void DiskLog::Impl::finish(Op& op) {
       op.finished = true;  // published in its turn
       return;
     case Op::Kind::kCleanRead:
-      finish_clean_read(op);  // released when all of it is written again
-      return;
+      finish_clean_read(op);
+      break;
     case Op::Kind::kRead:
       finish_reads(op);
       break;
@@ -126,7 +126,6 @@ bool DiskLog::Impl::schedule() {
   expire_reads();
   moved |= seal_segments();
   moved |= reclaim();
-  if (!cleaned.empty()) moved |= place_cleaned();
   const unsigned depth = std::max(1u, options.queue_depth);
   const bool writing = !queue.empty();
   const unsigned for_reads = writing && depth > 1 ? depth - std::max(1u, depth / 4) : depth;
@@ -150,6 +149,8 @@ bool DiskLog::Impl::schedule() {
   const bool waiting = outstanding > 0 || !reads.empty() || grow_wanted || opening > 0;
   if (blocked && !moved && !waiting && clock.now() >= failing_until) {
     // Nothing is under way that could make room.
+    fprintf(stderr,"STUCK active=%d ready=%zu opening=%u present=%u max=%u grow=%d cleaning=%d emptied=%zu sealing=%zu victims=%zu budget=%lu live=%lu durable=%lu pub=%lu unsynced=%zu\n",(int)active,ready.size(),opening,present,max_segments,(int)growth_stopped,(int)cleaning,emptied.size(),sealing.size(),victims.size(),clean_budget,live_bytes,durable,published,unsynced.size());
+    for (auto& g: segments) fprintf(stderr," st=%d live=%lu dead=%lu free=%lu res=%lu bad=%d hopeless=%d readers=%u wd=%lu\n",(int)g.state,g.live,g.dead,g.free,g.reserved,g.bad,g.hopeless,g.readers,g.wait_durable);
     const WriteItem item = queue.front();
     queue.pop_front();
     refuse(item, Status::kRejected, DiskReason::kNoSpace);

@@ -66,6 +66,7 @@ void DiskLog::Impl::start_manifest(const std::vector<std::string>& files) {
     manifest.segment_bytes = options.segment_bytes;
   }
   segment_bytes = manifest.segment_bytes;
+  group_bytes = std::min(kGroupBytes, segment_bytes / 8);
   const std::uint64_t least = 2 * segment_bytes + kFixedBytes;
   if (options.capacity < least)
     throw std::invalid_argument("the disk tier's capacity is " + number(options.capacity) +

@@ -73,6 +73,7 @@ bool DiskLog::Impl::fits(const Segment& segment, std::uint64_t group, std::uint6
 }
 
 std::uint32_t DiskLog::Impl::place(std::uint64_t group, std::uint64_t index, bool cleaning_) {
+  if (!cleaning_ && cleaning != kNone && ready.empty()) return kNone;  // what room there is, is the cleaner's
   if (active != kNone && fits(segments[active], group, index)) return active;
   if (active != kNone) {
     segments[active].state = SegmentState::kSealing;

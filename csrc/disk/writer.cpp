@@ -80,7 +80,7 @@ bool DiskLog::Impl::offer(const Chain& chain, const Range& range, std::uint64_t 
   if (number == kNone) {  // the parent is no victim: it is a leaf, but was used just now; so link it first
     if (parent != kNone) use(parent);
     const std::uint32_t generation = parent == kNone ? 0 : rows[parent].generation;
-    if (!evict_one() || (parent != kNone && rows[parent].generation != generation))
+    if (evict_one() == kNone || (parent != kNone && rows[parent].generation != generation))
       return refuse_now(Status::kRejected, DiskReason::kNoSpace);
     number = make_row(key, parent);
   }
@@ -151,7 +151,7 @@ Op* DiskLog::Impl::make_group(std::deque<WriteItem>& items, bool cleaning_) {
     const Layout& shards = layout(row);
     const std::uint64_t record = record_bytes(shards.lengths.size());
     if (count > 0 &&
-        (payload + shards.bytes > kGroupBytes || vectors + shards.lengths.size() > kGroupVectors ||
+        (payload + shards.bytes > group_bytes || vectors + shards.lengths.size() > kGroupVectors ||
          sizeof(GroupHeader) + record_total + record > kPage))
       break;
     payload += shards.bytes;

@@ -276,7 +276,7 @@ TEST_CASE("capacities and indexes that cannot work are refused with the numbers"
 
 TEST_CASE("removing a block takes what leans on it") {
   DiskWorld w;
-  const auto a = text(1, 5), b = text(2, 5, 3);
+  const auto a = text(1, 5, 3), b = text(2, 5, 3);
   w.write(a);
   w.write(b, {0, 3, 2});
   w.log->remove(w.chain(a), {0, 2, 1});
