@@ -1,0 +1,348 @@
+#include "kvarter/disk.h"
+
+#include <cmath>
+#include <variant>
+
+#include "bindings.h"
+#include "chain.h"
+
+namespace kvarter::bindings {
+namespace {
+
+using FaultyPtr = std::shared_ptr<FaultyDisk>;
+using RangeTuples = std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>>;
+using Slots = py::array_t<Slot, py::array::c_style>;
+
+// The log and the pool whose slots it moves. close() lets go of it; calls under way end first.
+class BoundLog {
+ public:
+  BoundLog(const std::string& path, Pool& pool, const Clock& clock, const DiskLog::Options& options,
+           const std::variant<std::string, FaultyPtr>& device)
+      : pool_(pool) {
+    const py::gil_scoped_release release;
+    auto made = std::holds_alternative<FaultyPtr>(device)
+                    ? make_faulty_device(std::get<FaultyPtr>(device))
+                    : make_device(path, std::get<std::string>(device), options.queue_depth);
+    log_ = std::make_shared<DiskLog>(options, std::move(made), clock);
+  }
+  std::shared_ptr<DiskLog> log() const {
+    if (!log_) throw py::value_error("the disk log is closed");
+    return log_;
+  }
+  void close() {
+    auto last = std::move(log_);
+    const py::gil_scoped_release release;
+    last.reset();
+  }
+  std::vector<Span> spans(const Slots& slots) const {
+    std::vector<Span> spans;
+    spans.reserve(static_cast<std::size_t>(slots.size()));
+    for (py::ssize_t i = 0; i < slots.size(); ++i) {
+      const Slot& slot = slots.data()[i];
+      const auto& arenas = pool_.arenas();
+      const std::uint64_t whole = round_up(slot.length, kGranule);
+      if (slot.arena >= arenas.size() || slot.offset % kGranule != 0 || whole < slot.length ||
+          slot.offset > arenas[slot.arena].bytes() || whole > arenas[slot.arena].bytes() - slot.offset)
+        throw py::value_error("slots[" + std::to_string(i) + "] is not in the pool");
+      spans.push_back({arenas[slot.arena].data() + slot.offset, slot.length, slot.checksum});
+    }
+    return spans;
+  }
+
+ private:
+  Pool& pool_;
+  std::shared_ptr<DiskLog> log_;
+};
+
+DiskTicket write(const BoundLog& bound, const BoundChain& chain, const RangeTuples& ranges, const Slots& slots) {
+  const auto log = bound.log();
+  const auto spans = bound.spans(slots);
+  const auto of = ranges_from(ranges);
+  const py::gil_scoped_release release;
+  return log->write(chain.chain, of, spans);
+}
+
+DiskTicket read(const BoundLog& bound, const BoundChain& chain, const RangeTuples& ranges, const Slots& slots,
+                std::uint64_t deadline) {
+  const auto log = bound.log();
+  const auto spans = bound.spans(slots);
+  const auto of = ranges_from(ranges);
+  const py::gil_scoped_release release;
+  return log->read(chain.chain, of, spans, deadline);
+}
+
+template <class T>
+py::array_t<std::uint8_t> small(const std::vector<T>& values) {
+  py::array_t<std::uint8_t> array(static_cast<py::ssize_t>(values.size()));
+  for (std::size_t i = 0; i < values.size(); ++i) array.mutable_data()[i] = static_cast<std::uint8_t>(values[i]);
+  return array;
+}
+
+py::list poll(const BoundLog& bound) {
+  std::vector<DiskDone> done;
+  {
+    const auto log = bound.log();
+    const py::gil_scoped_release release;
+    done = log->poll();
+  }
+  py::list list;
+  for (DiskDone& d : done)
+    list.append(py::make_tuple(d.ticket, small(d.statuses), small(d.reasons), to_array(std::move(d.sequences)),
+                               to_array(std::move(d.checksums))));
+  return list;
+}
+
+py::dict ledger(const BoundLog& bound) {
+  const DiskLedger l = bound.log()->ledger();
+  py::dict d;
+  d["capacity"] = l.capacity;
+  d["free"] = l.free;
+  d["reserved"] = l.reserved;
+  d["leased"] = l.leased;
+  d["resident"] = l.resident;
+  d["dead"] = l.dead;
+  d["overhead"] = l.overhead;
+  return d;
+}
+
+py::dict counters(const BoundLog& bound) {
+  const DiskCounters n = bound.log()->counters();
+  py::dict d;
+  d["offered"] = n.offered;
+  d["stored"] = n.stored;
+  d["recovered"] = n.recovered;
+  d["queued"] = n.queued;
+  d["resident_blocks"] = n.resident_blocks;
+  d["asked"] = n.asked;
+  d["loaded"] = n.loaded;
+  d["loading"] = n.loading;
+  d["stored_bytes"] = n.stored_bytes;
+  d["loaded_bytes"] = n.loaded_bytes;
+  d["reinserted_bytes"] = n.reinserted_bytes;
+  d["device_bytes"] = n.device_bytes;
+  d["queued_bytes"] = n.queued_bytes;
+  d["segments"] = n.segments;
+  d["bad_segments"] = n.bad_segments;
+  d["cleaned_segments"] = n.cleaned_segments;
+  d["syncs"] = n.syncs;
+  d["io_errors"] = n.io_errors;
+  d["write_amplification"] = n.write_amplification();
+  py::dict reasons, not_loaded;
+  for (int r = 1; r < static_cast<int>(DiskReason::kCount); ++r) {
+    reasons[name(static_cast<DiskReason>(r))] = n.reasons[r];
+    not_loaded[name(static_cast<DiskReason>(r))] = n.not_loaded[r];
+  }
+  d["reasons"] = reasons;
+  d["not_loaded"] = not_loaded;
+  return d;
+}
+
+py::dict report(const DiskReport& r) {
+  py::dict d;
+  d["version"] = r.version;
+  d["segment_bytes"] = r.segment_bytes;
+  d["file_bytes"] = r.file_bytes;
+  d["owner"] = r.owner;
+  d["segments"] = r.segments;
+  d["sealed"] = r.sealed;
+  d["unsealed"] = r.unsealed;
+  d["empty"] = r.empty;
+  d["damaged"] = r.damaged;
+  d["namespaces"] = r.namespaces;
+  d["invalidated"] = r.invalidated;
+  d["blocks"] = r.blocks;
+  d["bytes"] = r.bytes;
+  d["verified"] = r.verified;
+  d["corrupt"] = r.corrupt;
+  d["findings"] = r.findings;
+  return d;
+}
+
+void register_faulty(py::module_& m) {
+  py::class_<FaultyDisk, FaultyPtr>(
+      m, "FaultyDisk", "A disk in memory that fails, delays, shortens and crashes on command; for tests.")
+      .def(py::init<std::uint64_t>(), py::arg("seed") = 0)
+      .def(
+          "set",
+          [](FaultyDisk& disk, std::uint64_t fail_reads_every, std::uint64_t fail_writes_every,
+             std::uint64_t fail_syncs_every, std::uint64_t short_every, std::uint64_t hold, std::uint64_t bytes,
+             std::uint64_t crash_at) {
+            disk.set({fail_reads_every, fail_writes_every, fail_syncs_every, short_every, hold, bytes, crash_at});
+          },
+          py::kw_only(), py::arg("fail_reads_every") = 0, py::arg("fail_writes_every") = 0,
+          py::arg("fail_syncs_every") = 0, py::arg("short_every") = 0, py::arg("hold") = 0,
+          py::arg("bytes") = ~std::uint64_t{0}, py::arg("crash_at") = 0,
+          "What it does from now on. *_every: each n-th one fails or is cut short. hold: an operation is done after\n"
+          "so many looks. bytes: its size. crash_at: the n-th write, sync or change of the directory; 0: never.")
+      .def("points", &FaultyDisk::points, "Writes, syncs and changes of the directory so far.")
+      .def_property_readonly("crashed", &FaultyDisk::crashed)
+      .def("crash", &FaultyDisk::crash, py::arg("seed"),
+           "Power is lost: of what was not synced, some sectors of 512 bytes arrive. Logs on it are dead.")
+      .def("files", &FaultyDisk::files);
+}
+
+}  // namespace
+
+void register_disk(py::module_& m) {
+  py::list reasons;
+  for (int r = 0; r < static_cast<int>(DiskReason::kCount); ++r) reasons.append(name(static_cast<DiskReason>(r)));
+  m.attr("DISK_REASONS") = py::tuple(reasons);
+  m.attr("DISK_INDEX_BYTES_PER_BLOCK") = DiskLog::kIndexBytesPerBlock;
+  register_faulty(m);
+
+  py::class_<BoundLog>(m, "DiskLog", py::release_gil_before_calling_cpp_dtor(),
+                       R"(The disk tier: a crash-safe log of blocks in one directory; see csrc/include/kvarter/disk.h.
+
+path: made, for the owner alone, when it is not there. Refused, with RuntimeError and left untouched, when it is
+    another process's, is not a log's, or is of a newer format.
+pool: whose slots it reads and writes. clock: of the deadlines.
+capacity: bytes of everything in the directory. segment_bytes: of a new directory.
+device: "auto", "io_uring", "threads", or a FaultyDisk.
+
+Raises ValueError for a capacity below two segments, or whose index would not fit max_index_bytes. Every method may
+be called from any thread; none waits for the device but the constructor, close and wait.)")
+      .def(py::init([](const std::string& path, Pool& pool, const Clock& clock, std::uint64_t capacity,
+                       std::uint64_t segment_bytes, const std::variant<std::string, FaultyPtr>& device,
+                       unsigned queue_depth, std::uint64_t write_queue_bytes, std::uint32_t max_tickets,
+                       double live_share, double clean_share, std::uint64_t reserve_bytes,
+                       std::uint64_t max_index_bytes, std::uint64_t block_bytes, std::uint64_t sync_bytes,
+                       double sync_seconds, bool sparse, bool background) {
+             const DiskLog::Options options{
+                 capacity,        segment_bytes, queue_depth, write_queue_bytes,
+                 max_tickets,     live_share,    clean_share, reserve_bytes,
+                 max_index_bytes, block_bytes,   sync_bytes,  static_cast<std::uint64_t>(sync_seconds * 1e9),
+                 sparse,          background};
+             return std::make_unique<BoundLog>(path, pool, clock, options, device);
+           }),
+           py::arg("path"), py::arg("pool"), py::arg("clock"), py::arg("capacity"), py::kw_only(),
+           py::arg("segment_bytes") = 256u << 20, py::arg("device") = "auto", py::arg("queue_depth") = 8,
+           py::arg("write_queue_bytes") = 256u << 20, py::arg("max_tickets") = 1u << 16,
+           py::arg("live_share") = 0.85, py::arg("clean_share") = 0.25, py::arg("reserve_bytes") = 0,
+           py::arg("max_index_bytes") = 0, py::arg("block_bytes") = 64u << 10, py::arg("sync_bytes") = 64u << 20,
+           py::arg("sync_seconds") = 1.0, py::arg("sparse") = false, py::arg("background") = true,
+           py::keep_alive<1, 3>(), py::keep_alive<1, 4>())
+      .def(
+          "open_namespace",
+          [](const BoundLog& bound, const py::bytes& digest,
+             const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool, std::vector<std::uint64_t>>>& groups) {
+            std::vector<GroupShape> shapes;
+            for (const auto& [stride, subs, chained, bytes] : groups)
+              shapes.push_back({stride, subs, chained, bytes});
+            return bound.log()->open_namespace(digest_from(digest, "namespace digest"), shapes);
+          },
+          py::arg("digest"), py::arg("groups"),
+          "groups: (unit_stride, subs, chained, shard_bytes) of each. The number is this log's own.")
+      .def(
+          "invalidate", [](const BoundLog& bound, std::uint32_t ns) { return bound.log()->invalidate(ns); },
+          py::arg("ns"), "A ticket that is Ok when no crash can bring anything of the namespace back.")
+      .def(
+          "leading",
+          [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
+             std::uint64_t limit) {
+            const auto log = bound.log();
+            const py::gil_scoped_release release;
+            return log->leading(chain.chain, group, first, limit);
+          },
+          py::arg("chain"), py::arg("group"), py::arg("first"), py::arg("limit"),
+          "Up to which block, at most limit, all of a chained group from `first` on are here.")
+      .def(
+          "last_run",
+          [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t end,
+             std::uint64_t run, std::uint64_t step) {
+            const auto log = bound.log();
+            const py::gil_scoped_release release;
+            return log->last_run(chain.chain, group, end, run, step);
+          },
+          py::arg("chain"), py::arg("group"), py::arg("end"), py::arg("run"), py::arg("step"))
+      .def(
+          "contains",
+          [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t block) {
+            return bound.log()->contains(chain.chain, group, block);
+          },
+          py::arg("chain"), py::arg("group"), py::arg("block"))
+      .def(
+          "touch",
+          [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
+             std::uint64_t count) { bound.log()->touch(chain.chain, {group, first, count}); },
+          py::arg("chain"), py::arg("group"), py::arg("first"), py::arg("count"))
+      .def(
+          "mark_above",
+          [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
+             std::uint64_t count, bool above) { bound.log()->mark_above(chain.chain, {group, first, count}, above); },
+          py::arg("chain"), py::arg("group"), py::arg("first"), py::arg("count"), py::arg("above"))
+      .def(
+          "remove",
+          [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
+             std::uint64_t count) { bound.log()->remove(chain.chain, {group, first, count}); },
+          py::arg("chain"), py::arg("group"), py::arg("first"), py::arg("count"))
+      .def("write", &write, py::arg("chain"), py::arg("ranges"), py::arg("slots"),
+           R"(Takes blocks to be written, and returns a ticket; 0 when max_tickets are out.
+
+ranges: (group, first, count) each. slots: SLOT_DTYPE, with checksums, of all shards of each block together, in the
+order of the ranges: as Index.slots gives them. They are borrowed until poll returns the ticket.)")
+      .def("read", &read, py::arg("chain"), py::arg("ranges"), py::arg("slots"),
+           py::arg("deadline") = ~std::uint64_t{0},
+           "Takes blocks to be read into slots, until `deadline` of the clock. As write.")
+      .def(
+          "expired", [](const BoundLog& bound, DiskTicket ticket) { return bound.log()->expired(ticket); },
+          py::arg("ticket"), "Whether a read is past its deadline while the device still has its slots.")
+      .def(
+          "flush", [](const BoundLog& bound) { return bound.log()->flush(); },
+          "A ticket that is Ok when everything taken before it is written or refused, and durable.")
+      .def("poll", &poll,
+           "What is done: [(ticket, status uint8[n], reason uint8[n], sequence uint64[n] | [], checksum uint64[k] | [])].\n"
+           "A write's block is durable when durable_sequence has reached its sequence.")
+      .def(
+          "wait",
+          [](const BoundLog& bound, double seconds) {
+            const auto log = bound.log();
+            if (!(seconds >= 0)) throw py::value_error("timeout is negative, or not a number");
+            const py::gil_scoped_release release;
+            return log->wait(std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e9)));
+          },
+          py::arg("timeout"), "Waits until poll has something, at most so many seconds, and says whether it has.")
+      .def("step",
+           [](const BoundLog& bound) {
+             const auto log = bound.log();
+             const py::gil_scoped_release release;
+             return log->step();
+           })
+      .def("close", &BoundLog::close, "Ends it, without a flush; waits for what the device has. Idempotent.")
+      .def("ledger", &ledger)
+      .def("counters", &counters)
+      .def("audit",
+           [](const BoundLog& bound) {
+             const auto log = bound.log();
+             const py::gil_scoped_release release;
+             return log->audit();
+           })
+      .def_property_readonly("version", [](const BoundLog& bound) { return bound.log()->version(); })
+      .def_property_readonly("durable_sequence",
+                             [](const BoundLog& bound) { return bound.log()->durable_sequence(); })
+      .def_property_readonly("device", [](const BoundLog& bound) { return bound.log()->device(); })
+      .def_property_readonly("segment_bytes", [](const BoundLog& bound) { return bound.log()->segment_bytes(); });
+
+  const auto released = [](auto f) {
+    return [f](const std::string& path) {
+      DiskReport r;
+      {
+        const py::gil_scoped_release release;
+        r = f(path);
+      }
+      return report(r);
+    };
+  };
+  m.def("disk_inspect", released(&disk_inspect), py::arg("path"),
+        "What a directory holds, from its indexes; changes nothing. Raises RuntimeError when it is no log's.");
+  m.def("disk_verify", released(&disk_verify), py::arg("path"), "As disk_inspect, with every payload read.");
+  m.def(
+      "disk_clear",
+      [](const std::string& path, bool shred) {
+        const py::gil_scoped_release release;
+        return disk_clear(path, shred);
+      },
+      py::arg("path"), py::arg("shred") = false,
+      "Removes the log's files and nothing else, after overwriting them with `shred`; returns their bytes.");
+}
+
+}  // namespace kvarter::bindings
