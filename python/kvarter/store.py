@@ -252,7 +252,7 @@ class Store:
         above, below = match.sequence.chain(space.above), match.sequence.chain(space.below)
         lost: list[Range] = []
         for group, first, count in ranges:
-            disk.log.touch(below, (group, first, count))
+            disk.log.touch(below, group, first, count)
             if not disk.log.contains(below, group, first + count - 1):
                 lost.append((group, 0, first + count) if space.geometry.chained(group) else (group, first, count))
         if lost:
@@ -391,6 +391,7 @@ def _in_memory(match: Match) -> list[Range]:
     """The ranges of a match that are in the pool already."""
     ranges = []
     for group, need in enumerate(match.blocks):
-        missing = set(match.below[group]) if match.below else set()
-        ranges += [(group, run.start, len(run)) for run in runs([b for b in need if b not in missing])]
+        missing = match.below[group] if match.below else ()
+        blocks = [b for b in need if b not in missing] if missing else need
+        ranges += [(group, run.start, len(run)) for run in runs(blocks)]
     return ranges

@@ -92,16 +92,17 @@ class Disk:
         try:
             self.log = _core.DiskLog(
                 options.path,
+                pool,
+                clock,
                 options.capacity,
                 segment_bytes=options.segment_bytes,
                 device=options.device,
                 queue_depth=options.queue_depth,
-                clock=clock,
             )
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"no disk tier in {options.path}: {error}") from None
         self._options = options
-        self._pool, self._index, self._policy = pool, index, policy
+        self._index, self._policy = index, policy
         self._work = threading.Condition()
         self._known: deque[_Offer] = deque()  # blocks of sequences that have been seen before
         self._once: deque[_Offer] = deque()  # and of those that have not
@@ -198,7 +199,7 @@ class Disk:
         slots = self._index.slots(lease)
         nbytes = int(slots["length"].sum())
         with self._work:
-            ticket = self.log.write(offer.below, ranges, self._pool, slots)
+            ticket = self.log.write(offer.below, ranges, slots)
             if ticket:
                 self._writes[ticket] = lease, nbytes
                 self._writing += nbytes
@@ -240,7 +241,7 @@ class Disk:
     ) -> None:
         promotion.nbytes = int(slots["length"].sum())
         with self._work:
-            promotion.ticket = 0 if self._closed else self.log.read(below, ranges, self._pool, slots, deadline)
+            promotion.ticket = 0 if self._closed else self.log.read(below, ranges, slots, deadline)
             if promotion.ticket:
                 self._reads[promotion.ticket] = promotion
                 self._reading += promotion.nbytes
@@ -259,28 +260,30 @@ class Disk:
         return self._reading
 
     def _collect(self) -> None:
-        for done in self.log.poll():
+        for ticket, statuses, _, _, checksums in self.log.poll():
             with self._work:
-                lease, nbytes = self._writes.pop(done.ticket, (0, 0))
-                promotion = self._reads.pop(done.ticket, None)
+                lease, nbytes = self._writes.pop(ticket, (0, 0))
+                promotion = self._reads.pop(ticket, None)
                 self._writing -= nbytes
-                if done.ticket in self._others:
-                    self._others.discard(done.ticket)
-                    self._answers[done.ticket] = _core.Status(int(done.statuses[0]))
+                if ticket in self._others:
+                    self._others.discard(ticket)
+                    self._answers[ticket] = _core.Status(int(statuses[0]))
                     self._work.notify_all()
             if lease:
                 self._index.release(lease, _core.Outcome.Unused)
             if promotion is not None:
-                self._arrived(promotion, done)
+                self._arrived(promotion, statuses, checksums)
 
-    def _arrived(self, promotion: Promotion, done: _core.DiskDone) -> None:
+    def _arrived(
+        self, promotion: Promotion, statuses: npt.NDArray[np.uint8], checksums: npt.NDArray[np.uint64]
+    ) -> None:
         with self._work:
             self._reading -= promotion.nbytes
-        ok = done.statuses == _core.Status.Ok
+        ok = statuses == _core.Status.Ok
         promotion.failed = not bool(ok.all())
         if not promotion.failed:
             self._policy.loaded(promotion.nbytes + self._reading, time.monotonic() - promotion.begun)
-        self._complete(promotion, ok, done.checksums)
+        self._complete(promotion, ok, checksums)
 
     def _complete(
         self, promotion: Promotion, ok: npt.NDArray[np.bool_] | None, checksums: npt.NDArray[np.uint64] | None
