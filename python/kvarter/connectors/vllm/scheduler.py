@@ -124,7 +124,9 @@ class SchedulerSide:
         state = self._states.get(rid)
         if state is None:
             return
-        state.computed_unknown = True  # until it is scheduled: another connector may be loading what counts as computed
+        state.computed_unknown = (
+            True  # until it is scheduled: another connector may be loading what counts as computed
+        )
         if external_tokens <= 0:
             if state.ticket is None:
                 self.store.drop_hold(rid)
@@ -280,7 +282,9 @@ class SchedulerSide:
     # --- reports
 
     def update(self, output: KVConnectorOutput) -> None:
-        if output.invalid_block_ids:  # another connector's load has failed, in a step that computed with its blocks
+        if (
+            output.invalid_block_ids
+        ):  # another connector's load has failed, in a step that computed with its blocks
             self._jobs.doubt()
             for state in self._states.values():
                 state.restart()
@@ -298,6 +302,12 @@ class SchedulerSide:
                     for outcome in loaded:
                         for group, at in outcome.corrupt:
                             state.ticket.drop_corrupt(group, [state.ticket.match.blocks[group][at]])
+        for rid in (
+            output.failed_recving & self._states.keys()
+        ):  # another connector's too: the engine counts what such
+            self._states[
+                rid
+            ].never_match = True  # a request needs twice when it loads again, and may never admit it
         for rid in output.finished_recving or ():
             self._failing.discard(rid)
             state = self._loads.pop(rid, None)
