@@ -1,4 +1,4 @@
-"""A model of integer arithmetic over a real paged cache: the next token depends on every byte that attention would read.
+"""A model of integer arithmetic over a real paged cache: the next token depends on every byte that attention reads.
 
 Each position has a number x that depends on all tokens up to it. `Full` and `Window` groups keep x in every word of the
 position's row, `State` groups a running number of all x. A token is sampled from what the cache holds, so a block that

@@ -1,4 +1,4 @@
-"""A connector that promises to load for requests named "sibling..." and never does: the other child of a MultiConnector."""
+"""A connector that promises to load for requests named "sibling..." and never does: a child of MultiConnector."""
 
 from dataclasses import dataclass, field
 from typing import Any

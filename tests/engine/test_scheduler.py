@@ -211,8 +211,9 @@ def test_new_weights_void_what_was_stored(core: Any, runner: str) -> None:
 def test_beside_another_connector_tokens_are_right_and_statistics_add_up(
     core: Any, runner: str, ahead: int
 ) -> None:
-    from scheduler_sibling import beside
     from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    from scheduler_sibling import beside
 
     seen = Counter[str]()
     for seed, shape in enumerate(GEOMETRIES):

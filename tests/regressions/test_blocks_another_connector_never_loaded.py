@@ -1,4 +1,4 @@
-"""Under a MultiConnector, blocks that its other child was still loading, or failed to load, were stored as if written."""
+"""Under a MultiConnector, blocks that its other child was still loading, or failed to load, were stored."""
 
 from typing import Any
 

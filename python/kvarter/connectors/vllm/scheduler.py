@@ -286,8 +286,8 @@ class SchedulerSide:
             output.invalid_block_ids
         ):  # another connector's load has failed, in a step that computed with its blocks
             self._jobs.doubt()
-            for state in self._states.values():
-                state.restart()
+            for each in self._states.values():
+                each.restart()
         report = output.kv_connector_worker_meta
         if isinstance(report, WorkerReport):
             self._changed = True
@@ -302,12 +302,10 @@ class SchedulerSide:
                     for outcome in loaded:
                         for group, at in outcome.corrupt:
                             state.ticket.drop_corrupt(group, [state.ticket.match.blocks[group][at]])
-        for rid in (
-            output.failed_recving & self._states.keys()
-        ):  # another connector's too: the engine counts what such
-            self._states[
-                rid
-            ].never_match = True  # a request needs twice when it loads again, and may never admit it
+        # Another connector's too: vLLM counts twice what such a request needs when it loads again, and may never
+        # admit it, nor what is behind it.
+        for rid in output.failed_recving & self._states.keys():
+            self._states[rid].never_match = True
         for rid in output.finished_recving or ():
             self._failing.discard(rid)
             state = self._loads.pop(rid, None)
