@@ -1,4 +1,4 @@
-"""A model of integer arithmetic over a real paged cache: the next token depends on every byte that attention would read.
+"""A model of integer arithmetic over a real paged cache: the next token depends on every byte that attention reads.
 
 Each position has a number x that depends on all tokens up to it. `Full` and `Window` groups keep x in every word of the
 position's row, `State` groups a running number of all x. A token is sampled from what the cache holds, so a block that
@@ -54,7 +54,9 @@ class Truth:
 
     def __init__(self, geometry: Geometry, weights: int = 0) -> None:
         self.weights = weights
-        self._window = max((g.lifetime.tokens for g in geometry.groups if isinstance(g.lifetime, Window)), default=0)
+        self._window = max(
+            (g.lifetime.tokens for g in geometry.groups if isinstance(g.lifetime, Window)), default=0
+        )
         self._states = sum(isinstance(g.lifetime, State) for g in geometry.groups)
         self._tokens: list[int] = []
         self._x: list[int] = []
@@ -107,12 +109,16 @@ class FakeModel:
                 self.tensors[f"{number}.{layer}"] = part
             self._rows.append(pages.view(np.uint64))
         self._factors = [
-            _odd(number + 1, LAYERS, *([STATE_WORDS] if isinstance(group.lifetime, State) else [HEADS, WORDS]))
+            _odd(
+                number + 1, LAYERS, *([STATE_WORDS] if isinstance(group.lifetime, State) else [HEADS, WORDS])
+            )
             for number, group in enumerate(self._groups)
         ]
         self._checks = [_odd(number + 100, *factors.shape) for number, factors in enumerate(self._factors)]
         for checks in self._checks:
-            checks.flat[0] += np.uint64(1)  # else the sum of an even number of odd products would have no inverse
+            checks.flat[0] += np.uint64(
+                1
+            )  # else the sum of an even number of odd products would have no inverse
         self._inverse = [
             pow(int((factors * checks).sum()), -1, 1 << 64)
             for factors, checks in zip(self._factors, self._checks, strict=True)
@@ -162,7 +168,9 @@ class FakeModel:
             if isinstance(group.lifetime, State):
                 states.append(self._read_state(number, tables, position + 1))
             elif isinstance(group.lifetime, Window):
-                window = self._read_sum(number, tables, max(position + 1 - group.lifetime.tokens, 0), position + 1)
+                window = self._read_sum(
+                    number, tables, max(position + 1 - group.lifetime.tokens, 0), position + 1
+                )
             else:
                 full = self._read_sum(number, tables, 0, position + 1)
         return _token(full, window, states)

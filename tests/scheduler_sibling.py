@@ -1,4 +1,4 @@
-"""A connector that promises to load for requests named "sibling..." and never does: the other child of a MultiConnector."""
+"""A connector that promises to load for requests named "sibling..." and never does: a child of MultiConnector."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +25,7 @@ class Sibling(KVConnectorBase_V1, SupportsHMA):
         extra = vllm_config.kv_transfer_config.kv_connector_extra_config
         self._asynchronous, self._after = extra["asynchronous"], extra["after"]
         self._new, self._asked = Promises(), set[str]()
+        self.promised = 0  # tokens
         self._left: dict[str, int] = {}
         self._invalid = set[int]()
 
@@ -40,6 +41,7 @@ class Sibling(KVConnectorBase_V1, SupportsHMA):
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if num_external_tokens:
+            self.promised += num_external_tokens
             self._asked.add(request.request_id)
             self._new.loads[request.request_id] = blocks.get_block_ids()[0]
 
@@ -59,8 +61,12 @@ class Sibling(KVConnectorBase_V1, SupportsHMA):
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
         self._left = {rid: left - 1 for rid, left in self._left.items()}
-        ended = {rid for rid, left in self._left.items() if left < 0}
-        self._left = {rid: left for rid, left in self._left.items() if left >= 0}
+        # One at a time, the last first: the engine frees failed requests in their order, and waits for ever at the
+        # first that finds no blocks.
+        last = next(reversed(self._left), None)
+        ended = {last} if last is not None and self._left[last] < 0 else set()
+        for rid in ended:
+            del self._left[rid]
         return KVConnectorTransferResults(finished_recving=ended, failed_recving=set(ended))
 
     def get_block_ids_with_load_errors(self) -> set[int]:
@@ -72,3 +78,21 @@ class Sibling(KVConnectorBase_V1, SupportsHMA):
     def save_kv_layer(self, *_: Any, **__: Any) -> None: ...
 
     def wait_for_save(self) -> None: ...
+
+
+def beside(**extra: Any) -> dict[str, Any]:
+    """`transfer` of a Core whose MultiConnector has this connector, with these settings, and then Kvarter."""
+    ours = {"kv_connector": "KvarterConnector", "kv_connector_module_path": "kvarter.connectors.vllm"}
+    ours |= {"kv_load_failure_policy": "recompute"}
+    other = {"kv_connector": "Sibling", "kv_connector_module_path": "scheduler_sibling"}
+    settings = {"dram": "8MiB", "weights_id": "fake"}
+    return {
+        "kv_connector": "MultiConnector",
+        "kv_connector_module_path": None,
+        "kv_connector_extra_config": {
+            "connectors": [
+                {**other, "kv_role": "kv_both", "kv_connector_extra_config": extra},
+                {**ours, "kv_role": "kv_both", "kv_connector_extra_config": settings},
+            ]
+        },
+    }

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from fake_model import FakeModel, Truth, spec_of, token_bytes
 from vllm.distributed.kv_transfer import kv_transfer_state
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import set_forward_context
 from vllm.sampling_params import SamplingParams
@@ -38,7 +38,8 @@ from vllm.v1.structured_output import StructuredOutputManager
 from vllm.v1.worker.gpu.kv_connector import ActiveKVConnector
 from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin as Mixin
 
-from kvarter.connectors.vllm import stores
+from fake_model import FakeModel, Truth, spec_of, token_bytes
+from kvarter.connectors.vllm import KvarterConnector, stores
 from kvarter.geometry import Geometry
 
 _LLAMA = {
@@ -74,7 +75,9 @@ def _config(directory: Path, drafts: int) -> Any:
             "kv_role": "kv_both",
             "kv_load_failure_policy": "recompute",
         },
-        speculative_config={"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 3} if drafts else None,
+        speculative_config={"method": "ngram", "num_speculative_tokens": drafts, "prompt_lookup_max": 3}
+        if drafts
+        else None,
     ).create_engine_config()
 
 
@@ -138,7 +141,9 @@ class Runner:
             self._prompts[new.req_id] = len(new.prompt_token_ids)
             self.drafts.pop(new.req_id, None)
         cached = so.scheduled_cached_reqs
-        for rid, blocks, outputs in zip(cached.req_ids, cached.new_block_ids, cached.num_output_tokens, strict=True):
+        for rid, blocks, outputs in zip(
+            cached.req_ids, cached.new_block_ids, cached.num_output_tokens, strict=True
+        ):
             del self._tokens[rid][self._prompts[rid] + outputs :]  # sampled in a step whose load failed
             if rid in cached.resumed_req_ids:
                 self._tokens[rid] = list(cached.all_token_ids[rid])
@@ -149,14 +154,19 @@ class Runner:
                     table += ids
 
     def _forward(self, so: Any) -> dict[str, list[int]]:
-        computed = dict(zip(so.scheduled_cached_reqs.req_ids, so.scheduled_cached_reqs.num_computed_tokens, strict=True))
+        computed = dict(
+            zip(so.scheduled_cached_reqs.req_ids, so.scheduled_cached_reqs.num_computed_tokens, strict=True)
+        )
         computed |= {new.req_id: new.num_computed_tokens for new in so.scheduled_new_reqs}
         sampled: dict[str, list[int]] = {}
         for rid, scheduled in so.num_scheduled_tokens.items():
             tokens, tables = self._tokens[rid], self._tables[rid]
             offered = so.scheduled_spec_decode_tokens.get(rid, [])
             # A scheduler that runs ahead does not know the drafts, nor how many of the last were accepted.
-            drafts = [own if n < 0 else n for n, own in zip(offered, [*self.drafts.get(rid, []), *offered], strict=False)]
+            drafts = [
+                own if n < 0 else n
+                for n, own in zip(offered, [*self.drafts.get(rid, []), *offered], strict=False)
+            ]
             start = min(computed[rid], len(tokens) - 1)
             end = start + scheduled - len(drafts)
             assert end <= len(tokens)
@@ -230,13 +240,18 @@ class Core:
             num_blocks=blocks,
             kv_cache_tensors=[],
             kv_cache_groups=[
-                KVCacheGroupSpec([f"{n}.0", f"{n}.1"], spec_of(group, page)) for n, group in enumerate(geometry.groups)
+                KVCacheGroupSpec([f"{n}.0", f"{n}.1"], spec_of(group, page))
+                for n, group in enumerate(geometry.groups)
             ],
         )
         connected = extra is not None or transfer is not None
         if connected:
             config.kv_transfer_config.engine_id = f"scheduler-test-{next(_numbers)}"
-            config.kv_transfer_config.kv_connector_extra_config = {"dram": "8MiB", "weights_id": "fake", **(extra or {})}
+            config.kv_transfer_config.kv_connector_extra_config = {
+                "dram": "8MiB",
+                "weights_id": "fake",
+                **(extra or {}),
+            }
             for name, value in (transfer or {}).items():
                 setattr(config.kv_transfer_config, name, value)
         else:
@@ -249,7 +264,12 @@ class Core:
             )
         self.runner = Runner(config, self.model, connected, drafter)
         self.scheduler = (AsyncScheduler if steps_ahead else Scheduler)(
-            config, kv_config, StructuredOutputManager(config), block_size=size, hash_block_size=unit, log_stats=True
+            config,
+            kv_config,
+            StructuredOutputManager(config),
+            block_size=size,
+            hash_block_size=unit,
+            log_stats=True,
         )
         hasher = get_hash_fn_by_name("sha256")
         init_none_hash(hasher)
@@ -300,12 +320,22 @@ class Core:
                 self.stats.append(stats.kv_connector_stats)
         if self.runner.drafts and not self._steps_ahead:
             ids = [rid for rid in so.num_scheduled_tokens if rid in self.runner.drafts]
-            self.scheduler.update_draft_token_ids(DraftTokenIds(ids, [list(self.runner.drafts[rid]) for rid in ids]))
+            self.scheduler.update_draft_token_ids(
+                DraftTokenIds(ids, [list(self.runner.drafts[rid]) for rid in ids])
+            )
 
     def drain(self) -> None:
-        """Until nothing is left to do."""
+        """Until nothing is left to do; raises where the engine comes to no end."""
+        steps = 0
         while self._queue or self.scheduler.has_requests():
             self.step()
+            steps += 1
+            if steps > 20000:
+                waiting = {
+                    rid: (r.status.name, r.num_computed_tokens) for rid, r in self.scheduler.requests.items()
+                }
+                free = self.scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+                raise TimeoutError(f"not idle after {steps} steps, {free} blocks free: {waiting}")
 
     def drop_prefix_cache(self) -> None:
         self.drain()
@@ -340,7 +370,13 @@ class Core:
 
     def tokens(self) -> dict[str, int]:
         """Tokens from outside the engine: matched, and what became of them."""
-        return dict(self.scheduler.connector._scheduler.tokens)
+        (ours,) = (c for c in self.connectors() if isinstance(c, KvarterConnector))
+        return dict(ours._scheduler.loads.tokens)
+
+    def connectors(self) -> list[Any]:
+        """The scheduler's side of each."""
+        connector = self.scheduler.connector
+        return connector.sub_connectors if isinstance(connector, MultiConnector) else [connector]
 
     def close(self) -> None:
         self.scheduler.shutdown()

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvarter import _core
 from kvarter.errors import AuditError, CapacityError, ConfigError
 from kvarter.geometry import CacheGroup, Full, State, Window
+from kvarter.policy import AlwaysLoad
 from kvarter.sequence import Sequence
 from kvarter.store import Store
 from words import KIB, MIB, World, full, namespace
@@ -68,9 +69,9 @@ def test_a_sequence_that_parts_from_the_stored_one_matches_what_they_share(world
 
 
 def test_a_load_policy_that_declines_turns_a_hit_into_a_counted_miss() -> None:
-    class Never:
-        def worthwhile(self, tokens: int, nbytes: int) -> bool:
-            assert (tokens, nbytes) == (28, 7 * 4096)
+    class Never(AlwaysLoad):
+        def worthwhile(self, tokens: int, above: int, below: int, queued: int) -> bool:
+            assert (tokens, above, below, queued) == (28, 7 * 4096, 0, 0)
             return False
 
     world = World(load_policy=Never())

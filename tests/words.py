@@ -54,8 +54,9 @@ class World:
         return into.tobytes()
 
     def commit(self, reservation: Reservation, shard: int = 0, ok: bool = True) -> None:
-        n = len(reservation)
-        reservation.commit(shard, np.full(n, ok, np.uint8), np.zeros(n, np.uint64))
+        slots = [row for group in reservation.groups() for row in reservation.slots(group)]
+        sums = [_core.xxh3_64(self.slot(row[min(shard, len(row) - 1)])) for row in slots]
+        reservation.commit(shard, np.full(len(slots), ok, np.uint8), np.array(sums, np.uint64))
 
     def put(
         self, sequence: Sequence, blocks: dict[int, range], **options: Any

@@ -49,7 +49,9 @@ class Found:
                 self._index.last_run(self._chain, group, end, 1, 1),
                 self._log.last_run(self._chain_below, group, end, 1, 1),
             )
-            gap = next((b for b in range(end - 1, max(end - run, 0) - 1, -1) if not self._here(group, b)), None)
+            gap = next(
+                (b for b in range(end - 1, max(end - run, 0) - 1, -1) if not self._here(group, b)), None
+            )
             if gap is None:
                 return end
             end = gap

@@ -238,7 +238,7 @@ class Geometry:
                 needed.update(group.blocks_at(boundary))
         return [block for block in range(first, upto) if block in needed]
 
-    def bytes_at(self, blocks: Sequence[range]) -> int:
+    def bytes_at(self, blocks: Sequence[Sequence[int]]) -> int:
         """Payload bytes of these blocks of each group, all shards together."""
         return sum(map(mul, map(len, blocks), self._block_bytes))
 

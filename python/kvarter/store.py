@@ -95,7 +95,9 @@ class Store:
         if space is None:
             geometry = Geometry(namespace.unit_tokens, namespace.groups)
             # Weights of a later epoch have no name that another process could know: nothing of them outlives this one.
-            below = self.disk.open(digest, geometry) if self.disk is not None and not namespace.epoch else None
+            below = (
+                self.disk.open(digest, geometry) if self.disk is not None and not namespace.epoch else None
+            )
             space = Space(self.index.open_namespace(digest, geometry.shapes()), below, geometry)
             self._spaces[digest] = space
         return space
@@ -148,7 +150,9 @@ class Store:
             both = Found(space, sequence, self.index, self.disk.log)
             boundary = geometry.boundary(both, limit)
             if boundary > max(in_memory, have):
-                match = self._from_disk(self.disk, space, sequence, both, boundary, max(in_memory, have), have)
+                match = self._from_disk(
+                    self.disk, space, sequence, both, boundary, max(in_memory, have), have
+                )
                 if match is not None:
                     return match
         if in_memory <= have:
@@ -160,7 +164,14 @@ class Store:
         return Match(sequence, in_memory, have, blocks)
 
     def _from_disk(
-        self, disk: Disk, space: Space, sequence: Sequence, found: Found, boundary: int, without: int, have: int
+        self,
+        disk: Disk,
+        space: Space,
+        sequence: Sequence,
+        found: Found,
+        boundary: int,
+        without: int,
+        have: int,
     ) -> Match | None:
         geometry = space.geometry
         blocks = self._to_load(geometry, found.needed(boundary), have)
@@ -186,7 +197,12 @@ class Store:
         deadline = self._deadline(self._hold_seconds)
         nbytes = space.geometry.bytes_at(space.geometry.blocks_at(match.tokens))
         status, hold = self.index.lease(
-            match.sequence.chain(space.above), _in_memory(match), _core.LeaseKind.Hold, owner, deadline, nbytes
+            match.sequence.chain(space.above),
+            _in_memory(match),
+            _core.LeaseKind.Hold,
+            owner,
+            deadline,
+            nbytes,
         )
         if status == _core.Status.Ok:
             self._holds[request] = (hold, deadline)
@@ -226,7 +242,12 @@ class Store:
         return ticket
 
     def _load_from_disk(
-        self, disk: Disk, space: Space, match: Match, until: int, lease: Callable[[], tuple[_core.Status, int]]
+        self,
+        disk: Disk,
+        space: Space,
+        match: Match,
+        until: int,
+        lease: Callable[[], tuple[_core.Status, int]],
     ) -> Ticket:
         assert space.below is not None
         above, below = match.sequence.chain(space.above), match.sequence.chain(space.below)
@@ -254,7 +275,9 @@ class Store:
         for group, first, count in ranges:
             disk.log.touch(below, group, first, count)
             if not disk.log.contains(below, group, first + count - 1):
-                lost.append((group, 0, first + count) if space.geometry.chained(group) else (group, first, count))
+                lost.append(
+                    (group, 0, first + count) if space.geometry.chained(group) else (group, first, count)
+                )
         if lost:
             disk.offer(space, above, below, lost, known=True)
 
@@ -296,11 +319,17 @@ class Store:
         disk, below = self.disk, space.below
         if disk is None or below is None:
             return None
-        chain_above, chain_below, known = sequence.chain(space.above), sequence.chain(below), sequence.seen_tokens > 0
+        chain_above, chain_below, known = (
+            sequence.chain(space.above),
+            sequence.chain(below),
+            sequence.seen_tokens > 0,
+        )
 
         def copy(blocks: dict[int, Blocks]) -> None:
             ranges = [
-                (group, run.start, len(run)) for group, stored in blocks.items() for run in runs(stored.tolist())
+                (group, run.start, len(run))
+                for group, stored in blocks.items()
+                for run in runs(stored.tolist())
             ]
             disk.offer(space, chain_above, chain_below, ranges, known)
 
@@ -344,6 +373,11 @@ class Store:
     def stats(self) -> dict[str, int]:
         """Counters since start: blocks and bytes by what became of them (csrc/include/kvarter/index.h)."""
         return {**self.index.counters(), **self._counts, "hints": len(self._hints)}
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Changes whenever a match may answer differently."""
+        return self.index.version, self.disk.log.version if self.disk is not None else 0
 
     def exports(self) -> list[tuple[int, int, int, int]]:
         """(descriptor, bytes, kind, arena) of every memfd that a mapper gets, as the node hands them out."""

@@ -187,7 +187,9 @@ class Reservation:
                 shard = self._geometry.groups[group].shard_of(rank)
                 self._index.complete(handles, shard, ok[here], checksums[here])
                 at += len(handles)
-        if self._on_stored is not None and any(self._index.resident(handle) for handle in self._last_handles()):
+        if self._on_stored is not None and any(
+            self._index.resident(handle) for handle in self._last_handles()
+        ):
             self._on_stored({group: self.blocks(group) for group in self.groups()})
             self._on_stored = None
 

@@ -1,5 +1,7 @@
 """vLLM's own schedulers, without a model: whatever they do to requests and blocks, the tokens stay right."""
 
+import ast
+import inspect
 import random
 from collections import Counter
 from typing import Any
@@ -29,7 +31,8 @@ GEOMETRIES = {
 def prompts(numbers: random.Random, count: int) -> list[list[int]]:
     stems = [[numbers.randrange(61) for _ in range(numbers.randint(10, 90))] for _ in range(3)]
     return [
-        [*numbers.choice(stems), *(numbers.randrange(61) for _ in range(numbers.randint(1, 40)))] for _ in range(count)
+        [*numbers.choice(stems), *(numbers.randrange(61) for _ in range(numbers.randint(1, 40)))]
+        for _ in range(count)
     ]
 
 
@@ -60,7 +63,8 @@ def balance(engine: Any) -> dict[str, int]:
     assert counts["offered"] == counts.get("stored", 0) + sum(why_not.values())
     tokens = engine.tokens()
     outcomes = sum(tokens.get(outcome, 0) for outcome in ("loaded", "failed", "expired"))
-    assert tokens.get("matched", 0) == outcomes == engine.external_hits
+    elsewhere = sum(getattr(connector, "promised", 0) for connector in engine.connectors())
+    assert tokens.get("matched", 0) == outcomes == engine.external_hits - elsewhere
     return counts
 
 
@@ -83,6 +87,7 @@ class Chaos:
         self.shape = fixed.pop("shape", None) or numbers.choice(list(GEOMETRIES))
         # Often more than fit at once, so that requests are preempted.
         blocks = numbers.choice([30, 36, 80]) + 20 * len(GEOMETRIES[self.shape].groups[1:])
+        self.siblings = fixed.pop("siblings", 0.0)
         faults = {"delay": numbers.choice([0, 0, 0.0003, 0.001])} | fixed.pop("faults", {})
         self.settings = {
             "blocks": blocks,
@@ -105,7 +110,8 @@ class Chaos:
         self.prompts: list[list[int]] = []
 
     def add(self, prompt: list[int]) -> None:
-        name, count = f"r{len(self.asked)}", self.numbers.randint(1, 80)
+        sibling = "sibling " if self.numbers.random() < self.siblings else ""
+        name, count = f"{sibling}{len(self.asked)}", self.numbers.randint(1, 80)
         self.asked[name] = prompt, count
         self.engine.add(name, prompt, count)
 
@@ -199,3 +205,54 @@ def test_new_weights_void_what_was_stored(core: Any, runner: str) -> None:
         seen += chaos.judge()
     for event in ("invalidated", "loaded", "preempted"):
         assert seen[event] > 0, event
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_beside_another_connector_tokens_are_right_and_statistics_add_up(
+    core: Any, runner: str, ahead: int
+) -> None:
+    from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
+
+    from scheduler_sibling import beside
+
+    seen = Counter[str]()
+    for seed, shape in enumerate(GEOMETRIES):
+        other = beside(asynchronous=True, after=seed)
+        chaos = Chaos(core, seed, shape=shape, steps_ahead=ahead, siblings=0.3, extra=None, transfer=other)
+        for _ in range(3):
+            chaos.run(10, aborts=0.05)
+            chaos.engine.drop_prefix_cache()
+        seen += chaos.judge()
+        stats = [MultiConnector.build_kv_connector_stats(data=data) for data in chaos.engine.stats]
+        total = stats[0]
+        for more in stats[1:]:
+            total = total.aggregate(more)
+        moved = total.data["KvarterConnector"].data
+        assert {name: n for name, n in moved["tokens"].items() if n} == chaos.engine.tokens()
+    for event in ("loaded", "preempted", "aborted_loading"):
+        assert seen[event] > 0, event
+
+
+def test_connectors_have_every_hook_that_a_model_runner_calls() -> None:
+    from vllm.v1.worker import kv_connector_model_runner_mixin as v1
+    from vllm.v1.worker.gpu import kv_connector as v2
+
+    from kvarter.connectors.vllm import KvarterConnector
+
+    calls = set()
+    for module in (v1, v2):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            match node:
+                case ast.Call(func=ast.Attribute(attr=hook, value=owner), args=args, keywords=keywords):
+                    if ast.unparse(owner) in ("kv_connector", "self.kv_connector"):
+                        names = {key.arg or "**" for key in keywords}
+                        calls.add((hook, len(args), tuple(sorted(names))))
+    assert {"handle_preemptions", "start_load_kv", "finish_forward", "wait_for_save"} <= {
+        call[0] for call in calls
+    }
+    # What V2 adds to start_load_kv (ActiveKVConnector._build_load_kwargs).
+    more = ("scheduler_output", "request_state_indices", "request_ids", "num_tokens", "attn_metadata")
+    for hook, count, names in calls:
+        keywords = [name for given in names for name in (more if given == "**" else [given])]
+        signature = inspect.signature(getattr(KvarterConnector, hook))
+        signature.bind(None, *range(count), **dict.fromkeys(keywords))  # raises where it does not fit

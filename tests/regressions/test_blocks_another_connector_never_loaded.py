@@ -1,4 +1,4 @@
-"""Under a MultiConnector, blocks that its other child was still loading, or failed to load, were stored as if written."""
+"""Under a MultiConnector, blocks that its other child was still loading, or failed to load, were stored."""
 
 from typing import Any
 
@@ -8,26 +8,6 @@ from kvarter.geometry import CacheGroup, Full, Geometry
 
 GEOMETRY = Geometry(8, (CacheGroup("full", Full(), 8, (1,)),))
 PROMPT = [60, *range(50)]
-
-
-def beside(**sibling: Any) -> dict[str, Any]:
-    ours = {"kv_connector": "KvarterConnector", "kv_connector_module_path": "kvarter.connectors.vllm"}
-    other = {"kv_connector": "Sibling", "kv_connector_module_path": "scheduler_sibling"}
-    return {
-        "kv_connector": "MultiConnector",
-        "kv_connector_module_path": None,
-        "kv_connector_extra_config": {
-            "connectors": [
-                {**other, "kv_role": "kv_both", "kv_connector_extra_config": sibling},
-                {
-                    **ours,
-                    "kv_role": "kv_both",
-                    "kv_load_failure_policy": "recompute",
-                    "kv_connector_extra_config": {"dram": "8MiB", "weights_id": "fake"},
-                },
-            ]
-        },
-    }
 
 
 def is_right_from_the_pool(engine: Any) -> bool:
@@ -40,6 +20,8 @@ def is_right_from_the_pool(engine: Any) -> bool:
 
 
 def test_a_request_aborted_during_the_others_load_stores_nothing(core: Any) -> None:
+    from scheduler_sibling import beside
+
     engine = core(GEOMETRY, blocks=40, transfer=beside(asynchronous=True, after=3))
     engine.add("sibling", PROMPT, 5)
     engine.step()
@@ -52,7 +34,11 @@ def test_a_request_aborted_during_the_others_load_stores_nothing(core: Any) -> N
 
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_blocks_that_the_other_failed_to_load_are_not_stored(core: Any, ahead: int, asynchronous: bool) -> None:
+def test_blocks_that_the_other_failed_to_load_are_not_stored(
+    core: Any, ahead: int, asynchronous: bool
+) -> None:
+    from scheduler_sibling import beside
+
     engine = core(GEOMETRY, blocks=40, steps_ahead=ahead, transfer=beside(asynchronous=asynchronous, after=3))
     engine.add("sibling", PROMPT, 5)
     engine.step()

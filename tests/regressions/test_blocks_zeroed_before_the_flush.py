@@ -17,7 +17,9 @@ def test_a_store_whose_source_may_have_been_zeroed_is_given_up(
     slow = {"copy_member": "faulty", "faults": {"delay": 0.02}}
     engine = core(GEOMETRY, blocks=30, extra=slow)
     prompts = [[n] * 90 for n in range(4)]
-    for n, prompt in enumerate(prompts):  # one after the other, each in blocks that the one before has let go of
+    for n, prompt in enumerate(
+        prompts
+    ):  # one after the other, each in blocks that the one before has let go of
         engine.add(f"{n}", prompt, 3)
         for _ in range(8):
             engine.step()

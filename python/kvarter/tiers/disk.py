@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
+from ..errors import ConfigError
 from ..finding import Space, runs
 from ..geometry import Geometry
-from ..errors import ConfigError
 from ..policy import LoadPolicy
 
 logger = logging.getLogger("kvarter.disk")
@@ -36,8 +36,8 @@ class DiskOptions:
     """Where the log lies, and what it may take.
 
     path: a directory of its own. capacity: bytes of everything in it, as du says. segment_bytes: of a new directory.
-    device: "auto" tries io_uring first. queue_bytes: of blocks that wait to be copied down; past that the least valuable
-    are dropped, counted. admit_all: also copy down what was seen once, when the log is full.
+    device: "auto" tries io_uring first. queue_bytes: of blocks that wait to be copied down; past that the least
+    valuable are dropped, counted. admit_all: also copy down what was seen once, when the log is full.
     """
 
     path: str
@@ -132,7 +132,9 @@ class Disk:
 
     # --- down
 
-    def offer(self, space: Space, above: _core.Chain, below: _core.Chain, ranges: list[Range], known: bool) -> None:
+    def offer(
+        self, space: Space, above: _core.Chain, below: _core.Chain, ranges: list[Range], known: bool
+    ) -> None:
         """These blocks are in the pool now, or will be at once. `known`: what they go on from was seen before."""
         groups = space.geometry.groups
         nbytes = sum(count * sum(groups[group].shard_bytes) for group, _, count in ranges)
@@ -155,7 +157,9 @@ class Disk:
     def _run(self) -> None:
         while True:
             with self._work:
-                while not (self._closed or self._known or self._once or self._writes or self._reads or self._others):
+                while not (
+                    self._closed or self._known or self._once or self._writes or self._reads or self._others
+                ):
                     self._work.wait()
                 if self._closed and not (self._writes or self._reads or self._others):
                     return
@@ -237,7 +241,12 @@ class Disk:
         return promotion
 
     def _read(
-        self, promotion: Promotion, below: _core.Chain, ranges: list[Range], slots: npt.NDArray[np.void], deadline: int
+        self,
+        promotion: Promotion,
+        below: _core.Chain,
+        ranges: list[Range],
+        slots: npt.NDArray[np.void],
+        deadline: int,
     ) -> None:
         promotion.nbytes = int(slots["length"].sum())
         with self._work:
@@ -293,7 +302,11 @@ class Disk:
         for group, handles in promotion.handles.items():
             shards, count = len(promotion.space.geometry.groups[group].shard_bytes), len(handles)
             good = np.zeros(count, np.uint8) if ok is None else ok[block : block + count].astype(np.uint8)
-            sums = np.zeros(count * shards, np.uint64) if checksums is None else checksums[slot : slot + count * shards]
+            sums = (
+                np.zeros(count * shards, np.uint64)
+                if checksums is None
+                else checksums[slot : slot + count * shards]
+            )
             for shard in range(shards):
                 self._index.complete(handles, shard, good, np.ascontiguousarray(sums[shard::shards]))
             block, slot = block + count, slot + count * shards

@@ -93,7 +93,9 @@ class Jobs:
 
     def cached_blocks(self) -> dict[int, Any]:
         """What the engine has in its own prefix cache: hashes by block id."""
-        return {block.block_id: block.block_hash for block in self._pool.blocks if block.block_hash is not None}
+        return {
+            block.block_id: block.block_hash for block in self._pool.blocks if block.block_hash is not None
+        }
 
     def any_of(self, blocks: Mapping[int, Any], tables: tuple[list[int], ...]) -> bool:
         """Whether a table names one of these `cached_blocks` that has not been given away since."""

@@ -119,7 +119,7 @@ def _lifetime(number: int, group: KVCacheGroupSpec, spec: KVCacheSpec) -> Lifeti
             )
         if spec.num_speculative_blocks:
             raise UnsupportedEngine(
-                f"cache group {number} keeps recurrent states and speculative decoding is on: which of its blocks holds "
+                f"cache group {number} keeps recurrent states and speculative decoding is on: which block holds "
                 "the state of the accepted tokens is not known here; turn speculative decoding off"
             )
         return State()

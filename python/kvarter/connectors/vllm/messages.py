@@ -40,11 +40,12 @@ class StoreJob(NamedTuple):
 
 
 class LoadJob(NamedTuple):
-    """Slots to scatter into engine blocks for a request that waits for them. No parts: fails at once."""
+    """Slots to scatter into engine blocks for a request that waits for them. Empty parts: it fails at once. None: the
+    blocks are on their way to the pool, and another job will name them; failures are told in the order of admission."""
 
     request: str
     epoch: int
-    parts: tuple[Part, ...]
+    parts: tuple[Part, ...] | None
 
 
 @dataclass

@@ -13,9 +13,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from ... import _core
 from ...config import Config
 from ...errors import AttachError
 from ...geometry import State
@@ -26,7 +23,8 @@ from .events import Events
 from .identity import Identity
 from .jobs import Jobs, Table
 from .layout import Groups, with_shards
-from .messages import EMPTY, LoadJob, Part, StepMetadata, WorkerReport
+from .loads import Loads
+from .messages import EMPTY, StepMetadata, WorkerReport
 from .metrics import Meter, Stats
 from .requests import RequestState
 
@@ -41,6 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("kvarter.vllm")
 _ATTACH_SECONDS = 10.0
+_PREFILL = 64  # tokens in a step from which on it says how fast prompts are computed
 
 
 class SchedulerSide:
@@ -65,16 +64,14 @@ class SchedulerSide:
         self._identity_error_logged = False
         self._plan_confirmed_only = bool(vllm_config.scheduler_config.async_scheduling)
         self._states: dict[str, RequestState] = {}
-        self._loads: dict[str, RequestState] = {}  # open loads, also of requests that are gone
-        self._new_loads: list[LoadJob] = []
-        self._failing: set[str] = set()  # requests whose load has failed, and the engine has not been told
+        self.loads = Loads(self.store, groups, self._owner, config.load_seconds)
         self._jobs = Jobs(self._ranks, config.store_seconds)
         self._earlier_blocks: dict[int, object] = {}  # that the engine kept over a change of weights
         self._positional = [g for g, group in enumerate(groups.geometry.groups) if group.lifetime != State()]
-        self.tokens: Counter[str] = Counter()
-        self.requests: Counter[str] = Counter()
-        self._null_blocks = self._partial_states = 0
+        self.requests: Counter[str] = Counter()  # that are not cached, and why
+        self._not_offered: Counter[str] = Counter()  # blocks that no slot was asked for, and why
         self._stall_seconds = 0.0
+        self._step = (0.0, 0)  # when the last step began, and its tokens
         self._meter, self._changed = Meter(), False
         published = vllm_config.kv_events_config
         self._events = (
@@ -100,7 +97,7 @@ class SchedulerSide:
         if len(by_rank) != self._ranks:
             raise AttachError(f"{len(by_rank)} ranks said what their blocks are; expected {self._ranks}")
         self._groups = with_shards(self._groups, by_rank)
-        self._identity.groups = self._groups
+        self._identity.groups = self.loads.groups = self._groups
 
     def bind_block_pool(self, pool: object) -> None:
         self._jobs.bind(pool)
@@ -115,9 +112,9 @@ class SchedulerSide:
         state = self._states.get(request.request_id)
         if state is None or state.never_match or request.skip_reading_prefix_cache or not self._ready():
             return 0, False
-        if self._failing:  # no new loads until these are told: workers tell the one admitted last first
+        if self.loads.failing:
             return 0, False
-        key = (self.store.index.version, computed, request.num_tokens)
+        key = (self.store.version, computed, request.num_tokens)
         if state.match is None or state.match_key != key:  # asked again and again while the request waits
             state.match_key, state.match = key, self._match(state, computed)
         return state.match.new_tokens, bool(state.match)
@@ -140,32 +137,13 @@ class SchedulerSide:
         state = self._states.get(rid)
         if state is None:
             return
-        state.computed_unknown = True  # until it is scheduled: another connector may be loading what counts as computed
-        if external_tokens <= 0:
-            if state.ticket is None:
-                self.store.drop_hold(rid)
-            return
-        match = state.match
-        if match is None or match.new_tokens != external_tokens:
-            logger.error("engine asked for %d external tokens of %s, matched %s", external_tokens, rid, match)
-            match = None
-        parts: tuple[Part, ...] = ()
-        self._loads[rid] = state
-        self.tokens["matched"] += external_tokens
-        state.external_tokens = external_tokens
-        if match is not None:
-            state.ticket = self.store.load(match, self._config.load_seconds, request=rid, owner=self._owner)
-            if state.ticket.status == _core.Status.Ok:
-                ids = blocks.get_block_ids()
-                parts = tuple(
-                    Part(group, np.array([ids[number][b] for b in need], np.int64), state.ticket.slots(group))
-                    for group, (number, need) in enumerate(zip(self._groups.ids, match.blocks, strict=True))
-                    if need
-                )
-                if any((part.engine_blocks == 0).any() for part in parts):
-                    logger.error("the engine allocated null blocks for a load of %s", rid)
-                    parts = ()
-        self._new_loads.append(LoadJob(rid, self.store.index.epoch(self._owner), parts))
+        state.computed_unknown = (
+            True  # until it is scheduled: another connector may be loading what is computed
+        )
+        if external_tokens > 0:
+            self.loads.begin(rid, state, blocks, external_tokens)
+        elif state.ticket is None:
+            self.store.drop_hold(rid)
 
     def loaded_groups(self, request: Request) -> tuple[int, ...]:
         """Exactly the engine's groups that the request's open load restores."""
@@ -200,15 +178,14 @@ class SchedulerSide:
                 self._plan(state, computed, table)
             for rid, states in offered.boundary_state_offloads.items():
                 state = self._states.get(rid)
-                if (
-                    state is not None
-                    and rid in so.num_scheduled_tokens
-                    and rid not in (so.preempted_req_ids or ())
-                ):
+                if state is None or rid not in so.num_scheduled_tokens or rid in (so.preempted_req_ids or ()):
+                    self._not_offered["state_unscheduled"] += len(states)
+                else:
                     self._plan_states(state, states)
         self._jobs.expire()
         stores = self._jobs.take_new()
-        loads, self._new_loads = tuple(self._new_loads), []
+        loads = self.loads.take_ready()
+        self._step = time.monotonic(), so.total_num_scheduled_tokens
         if not stores and not loads and not flush:
             return EMPTY
         return StepMetadata(stores, loads, flush)
@@ -233,7 +210,7 @@ class SchedulerSide:
             first = 0 if group in state.retry else state.done[group]
             needed = geometry.kept_blocks(group, first, min(upto, len(blocks)), kept, dense_from)
             wanted[group] = [b for b in needed if blocks[b] != 0]  # 0: the engine has let go of it already
-            self._null_blocks += len(needed) - len(wanted[group])
+            self._not_offered["null_block"] += len(needed) - len(wanted[group])
             state.done[group] = max(state.done[group], upto)
         reservation = self._reserve(state, wanted, {g: table[self._groups.ids[g]] for g in wanted})
         state.retry = {group for group in wanted if reservation.refused(group, "no_parent")}
@@ -241,13 +218,14 @@ class SchedulerSide:
     def _plan_states(self, state: RequestState, offers: list[tuple[int, int, int]]) -> None:
         """Recurrent states that the engine hands over at a boundary; they are good until the end of this step."""
         if not state.storable:
+            self._not_offered["not_storable"] += len(offers)
             return
         tables: dict[int, dict[int, int]] = {}
         for number, block, boundary in offers:
             group = self._groups.ids.index(number)
             tokens = self._groups.geometry.groups[group].block_tokens
             if boundary % tokens:
-                self._partial_states += 1
+                self._not_offered["partial_tail_unsupported"] += 1
             else:
                 tables.setdefault(group, {})[boundary // tokens - 1] = block
         if tables and self._nameable(state, max(boundary for _, _, boundary in offers)):
@@ -288,7 +266,7 @@ class SchedulerSide:
         if state is None:
             return
         self.store.drop_hold(request.request_id)
-        if self._ready() and request.request_id not in self._loads:
+        if self._ready() and request.request_id not in self.loads:
             self._plan(state, request.num_computed_tokens - request.num_output_placeholders, table)
 
     def has_pending_work(self) -> bool:
@@ -298,7 +276,7 @@ class SchedulerSide:
     # --- reports
 
     def update(self, output: KVConnectorOutput) -> None:
-        if output.invalid_block_ids:  # another connector's load has failed, in a step that computed with its blocks
+        if output.invalid_block_ids:  # another connector's load has failed, in a step that computed with it
             self._jobs.doubt()
             for known in self._states.values():
                 known.restart()
@@ -308,37 +286,20 @@ class SchedulerSide:
             self._stall_seconds += report.stall_seconds
             for job, stored in report.stored.items():
                 self._jobs.finish(job, stored)
-            for rid, loaded in report.loaded.items():
-                state = self._loads.get(rid)
-                if not all(outcome.ok for outcome in loaded):
-                    self._failing.add(rid)
-                if state is not None and state.ticket is not None:
-                    for outcome in loaded:
-                        for group, at in outcome.corrupt:
-                            state.ticket.drop_corrupt(group, [state.ticket.match.blocks[group][at]])
+            self.loads.reported(report.loaded)
+        # Another connector's too: vLLM counts twice what such a request needs when it loads again, and may never
+        # admit it, nor what is behind it.
+        for rid in output.failed_recving & self._states.keys():
+            self._states[rid].never_match = True
         for rid in output.finished_recving or ():
-            self._failing.discard(rid)
-            state = self._loads.pop(rid, None)
-            if state is not None:
-                self._end_load(state, failed=rid in output.failed_recving)
-
-    def _end_load(self, state: RequestState, failed: bool) -> None:
-        ticket, state.ticket = state.ticket, None
-        in_time = ticket is not None and ticket.finish(
-            _core.Outcome.Failed if failed else _core.Outcome.Loaded
-        )
-        expired = failed and ticket is not None and ticket.status == _core.Status.Ok and not in_time
-        outcome = "expired" if expired else "failed" if failed else "loaded"
-        self.tokens[outcome] += state.external_tokens
-        self.requests[outcome] += 1
-        self._changed = True
-        state.match = None
-        if failed:
-            state.never_match = state.computed_unknown = True
-            state.restart()
+            self._changed |= self.loads.ended(rid, failed=rid in output.failed_recving)
 
     def stats(self) -> Stats | None:
-        """What changed since the last call; None when nothing can have."""
+        """What changed since the last call, once a step at its end; None when nothing can have."""
+        begun, tokens = self._step
+        if tokens >= _PREFILL:
+            self.store.load_policy.computed(tokens, time.monotonic() - begun)
+            self._step = 0.0, 0
         if not self._changed:
             return None
         self._changed = False
@@ -346,10 +307,10 @@ class SchedulerSide:
             name: float(value) for name, value in self.store.index.counters().items() if name not in _LEVELS
         }
         moved = {name: blocks.pop(f"{name}_bytes") for name in ("stored", "loaded", "evicted")}
-        blocks["null_block"], blocks["partial_tail_unsupported"] = self._null_blocks, self._partial_states
+        blocks |= {reason: float(count) for reason, count in self._not_offered.items()}
         totals: dict[str, dict[str, float]] = {
-            "tokens": dict(self.tokens),
-            "requests": dict(self.requests),
+            "tokens": dict(self.loads.tokens),
+            "requests": {**self.requests, **self.loads.requests},
             "blocks": blocks,
             "bytes_moved": moved,
             "seconds": {"store_stall": self._stall_seconds},

@@ -18,7 +18,7 @@ from ...config import Config
 from ...errors import AttachError
 from ...node import Attachment, Invitation
 from .layout import Groups, blocks_of
-from .messages import Loaded, LoadJob, Part, Shards, StepMetadata, Stored, StoreJob, WorkerReport
+from .messages import Loaded, Part, Shards, StepMetadata, Stored, StoreJob, WorkerReport
 
 if TYPE_CHECKING:
     import torch
@@ -47,6 +47,9 @@ class _Running(NamedTuple):
     slots: tuple[npt.NDArray[np.void], ...]  # this rank's, of each part
 
 
+_NOTHING = _Running((), (), ())
+
+
 class WorkerSide:
     """See the module."""
 
@@ -66,7 +69,10 @@ class WorkerSide:
         self._attachment: Attachment | None = None
         self._invited, self._closed = invited, threading.Event()
         self._stores: dict[int, _Running] = {}
-        self._loads: dict[str, _Running] = {}  # in the order of their admission
+        self._loads: dict[
+            str, _Running
+        ] = {}  # in the order of their admission, those that are only announced too
+        self._announced: set[str] = set()
         self._failed: set[str] = set()  # of these, whose failure is still to be told
         self._torn: set[int] = set()  # stores whose source was given away before they are known to have ended
         self._report = WorkerReport()
@@ -102,7 +108,12 @@ class WorkerSide:
 
     def start_loads(self, meta: StepMetadata) -> None:
         for load in meta.loads:
-            self._loads[load.request] = self._submit("scatter", load)
+            if load.parts is None:
+                self._announced.add(load.request)
+                self._loads[load.request] = _NOTHING
+            else:
+                self._announced.discard(load.request)
+                self._loads[load.request] = self._submit("scatter", load.parts, load.epoch)
 
     def submit_stores(self, meta: StepMetadata) -> None:
         """After the forward that wrote the blocks."""
@@ -113,14 +124,14 @@ class WorkerSide:
     def _submit_store(self, store: StoreJob) -> None:
         groups = self._groups.geometry.groups
         own = tuple(part for part in store.parts if groups[part.group].written_by(self._rank))
-        self._stores[store.job] = self._submit("gather", store._replace(parts=own))
+        self._stores[store.job] = self._submit("gather", own, store.epoch)
 
-    def _submit(self, direction: str, job: StoreJob | LoadJob) -> _Running:
+    def _submit(self, direction: str, parts: tuple[Part, ...], epoch: int) -> _Running:
         tickets, own = [], []
         attachment = self._attachment
         if attachment is None:
-            return _Running(job.parts, (), ())
-        for part in job.parts:
+            return _Running(parts, (), ())
+        for part in parts:
             slots = np.ascontiguousarray(
                 part.slots[:, self._groups.geometry.groups[part.group].shard_of(self._rank)]
             )
@@ -128,10 +139,10 @@ class WorkerSide:
             addresses = attachment.addresses(slots)
             blocks = self._blocks[part.group]
             tickets.append(
-                self._engine.submit(direction, blocks, part.engine_blocks, addresses, checksums, job.epoch)
+                self._engine.submit(direction, blocks, part.engine_blocks, addresses, checksums, epoch)
             )
             own.append(slots)
-        return _Running(job.parts, tuple(tickets), tuple(own))
+        return _Running(parts, tuple(tickets), tuple(own))
 
     def finished_loads(self) -> tuple[set[str], set[str]]:
         """Requests whose load has ended since the last call, and those of them whose load failed.
@@ -142,7 +153,7 @@ class WorkerSide:
         """
         ended: set[str] = set()
         for request in self._ended(self._loads):
-            if request in self._failed:
+            if request in self._failed or request in self._announced:
                 continue
             ok = self._finish_load(request)
             if ok:
@@ -170,7 +181,7 @@ class WorkerSide:
             corrupt += [
                 (part.group, int(b)) for b in np.flatnonzero(statuses == _core.Status.Corrupt) if still
             ]
-        self._loads[request] = _Running((), (), ())
+        self._loads[request] = _NOTHING
         self._report.loaded.setdefault(request, []).append(Loaded(self._rank, ok, tuple(corrupt)))
         return ok
 
