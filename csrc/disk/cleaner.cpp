@@ -55,6 +55,17 @@ std::uint32_t DiskLog::Impl::evict_one() {
   return kNone;
 }
 
+// Evicts a block with what leans on it, leaf or not; false when any of that is leased.
+bool DiskLog::Impl::drop_unleased(std::uint32_t number) {
+  std::vector<std::uint32_t> all{number};
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    if (rows[all[i]].leases > 0) return false;
+    for (std::uint32_t at = rows[all[i]].child; at != kNone; at = rows[at].next) all.push_back(at);
+  }
+  drop(number, DiskReason::kEvicted, DiskReason::kEvicted);
+  return true;
+}
+
 std::uint32_t DiskLog::Impl::emptiest() const {
   std::uint32_t best = kNone;
   for (std::uint32_t number = 0; number < segments.size(); ++number) {
@@ -112,9 +123,8 @@ bool DiskLog::Impl::reclaim() {
   if (ready.empty() && segments[victim].live > left / 2) {  // nowhere to write to: no more files, or all were full
     const std::vector<std::uint32_t> there = segments[victim].rows;
     for (const std::uint32_t number : there)
-      if (rows[number].state == RowState::kResident && rows[number].segment == victim)
-        drop(number, DiskReason::kEvicted, DiskReason::kEvicted);
-    return true;
+      if (rows[number].state == RowState::kResident && rows[number].segment == victim) moved |= drop_unleased(number);
+    return moved;
   }
   clean_budget -= std::min(clean_budget, segments[victim].live);
   cleaning = victim;
@@ -205,7 +215,7 @@ bool DiskLog::Impl::place_cleaned() {
     }
     // It is gone; or it found no room, since what is packed anew can need more headers than before.
     cleaned.pop_front();
-    if (there && row.moving) drop(item.row, DiskReason::kEvicted, DiskReason::kEvicted);
+    if (there && row.moving && !drop_unleased(item.row)) row.moving = false;
   }
   if (cleaned.empty()) cleaned_bytes = 0;
   return moved;

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <random>
 #include <stdexcept>
+#include <thread>
 
 #include "kvarter/device.h"
 
@@ -204,7 +205,9 @@ class Faulty final : public Device {
   void submit(std::span<const Io> batch) override {
     for (const Io& io : batch) pending_.push_back({io, 0});
   }
-  void reap(std::vector<IoDone>& done, std::chrono::nanoseconds) override {
+  void reap(std::vector<IoDone>& done, std::chrono::nanoseconds wait) override {
+    if (pending_.empty() && wait.count() > 0)
+      std::this_thread::sleep_for(std::min(wait, std::chrono::nanoseconds(std::chrono::milliseconds(1))));
     const std::lock_guard lock(x_.mutex);
     std::shuffle(pending_.begin(), pending_.end(), x_.random);
     std::vector<Pending> rest;

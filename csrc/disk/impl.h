@@ -281,6 +281,7 @@ struct DiskLog::Impl {
   void candidate(std::uint32_t row);
   // The segment in which a block died; kNone when nothing may go.
   std::uint32_t evict_one();
+  bool drop_unleased(std::uint32_t row);
   std::uint32_t emptiest() const;
   bool reclaim();
   bool read_to_clean();

@@ -1,7 +1,6 @@
 // The log's thread: reap, verify, decide, submit. Only the deciding is done with the mutex held.
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <stdexcept>
 
 #include "disk/impl.h"
@@ -149,8 +148,6 @@ bool DiskLog::Impl::schedule() {
   const bool waiting = outstanding > 0 || !reads.empty() || grow_wanted || opening > 0;
   if (blocked && !moved && !waiting && clock.now() >= failing_until) {
     // Nothing is under way that could make room.
-    fprintf(stderr,"STUCK active=%d ready=%zu opening=%u present=%u max=%u grow=%d cleaning=%d emptied=%zu sealing=%zu victims=%zu budget=%lu live=%lu durable=%lu pub=%lu unsynced=%zu\n",(int)active,ready.size(),opening,present,max_segments,(int)growth_stopped,(int)cleaning,emptied.size(),sealing.size(),victims.size(),clean_budget,live_bytes,durable,published,unsynced.size());
-    for (auto& g: segments) fprintf(stderr," st=%d live=%lu dead=%lu free=%lu res=%lu bad=%d hopeless=%d readers=%u wd=%lu\n",(int)g.state,g.live,g.dead,g.free,g.reserved,g.bad,g.hopeless,g.readers,g.wait_durable);
     const WriteItem item = queue.front();
     queue.pop_front();
     refuse(item, Status::kRejected, DiskReason::kNoSpace);
@@ -212,7 +209,8 @@ DiskLog::Impl::~Impl() {
   stop = true;
   device->wake();
   if (thread.joinable()) thread.join();
-  for (int i = 0; outstanding > 0 && i < 1'000'000; ++i) {  // the device may still touch slots
+  outstanding -= static_cast<unsigned>(submissions.size());  // decided, and never given to the device
+  while (outstanding > 0) {                                 // the device may still touch slots
     arrived.clear();
     device->reap(arrived, kShort);
     outstanding -= static_cast<unsigned>(arrived.size());

@@ -143,7 +143,7 @@ bool DiskLog::Impl::seal_segments() {
       ++i;
       continue;
     }
-    if (segment.bad && segment.dirty_bytes > 0) {  // what was published before is synced first
+    if (segment.dirty_bytes > 0) {  // an index that arrives before its blocks would be a lie
       ++i;
       continue;
     }
@@ -196,7 +196,7 @@ bool DiskLog::Impl::sync_segments() {
   const auto consider = [&](std::uint32_t number) {
     Segment& segment = segments[number];
     if (segment.syncing || segment.submitted || segment.dirty_bytes == 0) return;
-    if (!demanded && !segment.bad && segment.dirty_bytes < options.sync_bytes &&
+    if (!demanded && segment.state == SegmentState::kActive && segment.dirty_bytes < options.sync_bytes &&
         clock.now() - segment.dirty_since < options.sync_ns)
       return;
     Op& op = make_op(Op::Kind::kSync, number);
