@@ -44,6 +44,13 @@ def settled(world: World) -> None:
     assert world.store.disk.flush(20)
 
 
+def forget(world: World) -> None:
+    """Other sequences, later, so many that memory keeps nothing else."""
+    world.clock.advance(1)
+    for number in range(64):
+        world.put(world.sequence([1000 + number] * 5), {0: range(1)})
+
+
 def from_disk(world: World, sequence: Any, **options: Any) -> dict[tuple[int, int, int], bytes]:
     match = world.store.match(sequence, **options)
     assert match.disk_tokens > 0
@@ -63,8 +70,7 @@ def test_blocks_that_memory_has_lost_come_back_from_disk(make: Any) -> None:
     sequence = world.sequence(TOKENS)
     written = world.put(sequence, {0: range(8)})
     settled(world)
-    for number in range(40):
-        world.put(world.sequence([1000 + number] * 5), {0: range(1)})
+    forget(world)
     assert world.store.match(sequence).disk_tokens == 32
     assert from_disk(world, sequence) == written
     again = world.store.match(sequence)
@@ -152,8 +158,7 @@ def test_a_disk_that_is_too_slow_times_out_and_leaves_nothing_behind(make: Any) 
     sequence = world.sequence(TOKENS)
     world.put(sequence, {0: range(8)})
     settled(world)
-    for number in range(40):
-        world.put(world.sequence([1000 + number] * 5), {0: range(1)})
+    forget(world)
     settled(world)
     device.set(hold=1 << 30)
     ticket = world.store.load(world.store.match(sequence), 2)
@@ -210,12 +215,14 @@ def test_weights_of_a_later_epoch_leave_nothing_on_disk(make: Any) -> None:
 
 
 def test_a_full_disk_takes_what_was_seen_before_and_not_what_was_seen_once(make: Any) -> None:
-    world = make(full(64 * KIB), capacity=2 * SEGMENT + 64 * KIB, dram=8 * MIB)
+    world = make(full(64 * KIB), capacity=16 * SEGMENT, dram=8 * MIB)
     for number in range(40):  # more than the disk holds
+        world.clock.advance(1)
         world.put(world.sequence([number] * 33), {0: range(8)})
         settled(world)
     counts = world.store.disk.stats()
     assert counts["down_not_admitted"] > 0
+    world.clock.advance(1)
     known = world.sequence([39] * 33)
     assert world.store.match(known).disk_tokens == 0
     world.get(world.store.match(known))  # a second use: now it is worth its place

@@ -9,6 +9,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, PrivateAttr
 
 from . import _core
+from .errors import ConfigError
+from .tiers.disk import DiskOptions
 
 MIN_DRAM = 2 << 20
 MAX_BLOCKS = (1 << 32) - 2  # as csrc/include/kvarter/index.h has it
@@ -37,6 +39,22 @@ class Faults(BaseModel):
     delay: float = Field(0.0, ge=0, le=1e6, description="Seconds before each block")
     fail_every: int = Field(0, ge=0, description="Every n-th block fails; 0: none")
     flip_every: int = Field(0, ge=0, description="Every n-th block has one byte flipped; 0: none")
+
+
+class Disk(BaseModel):
+    """A log on local disk below the pool; off without a path."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    path: str | None = Field(None, description="Directory of its own; made if it is not there")
+    capacity: ByteSize | None = Field(None, gt=0, description="Bytes of everything in it, as du says")
+    segment: ByteSize = Field(
+        ByteSize(256 << 20), ge=1 << 20, description="Of a new directory: bytes of a file"
+    )
+    device: Literal["auto", "io_uring", "threads"] = Field("auto", description="How it is read and written")
+    queue_depth: int = Field(8, ge=1, le=256, description="Reads and writes at a time")
+    admit_all: bool = Field(False, description="Also what was seen only once, when the disk is full")
+    measure: bool = Field(True, description="Load only what comes sooner than it is computed")
 
 
 class Config(BaseModel):
@@ -69,6 +87,7 @@ class Config(BaseModel):
     )
     copy_threads: int = Field(0, ge=0, le=64, description="Threads that copy; 0: in the engine's own thread")
     copy_member: Literal["host", "faulty"] = Field("host", description="Which copy engine")
+    disk: Disk = Field(Disk.model_validate({}), description="A log below the pool")
     faults: Faults = Field(Faults.model_validate({}), description="For the faulty copy engine")
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -96,6 +115,26 @@ class Config(BaseModel):
         return [
             Setting(name, value, self._sources.get(name, "default")) for name, value in layers.leaves(self)
         ]
+
+    def disk_options(self, rank: int = 0, sharers: int = 1) -> DiskOptions | None:
+        """The log of one of the `sharers` of the host; None when there is none.
+
+        Raises `ConfigError` when only one of path and capacity is said.
+        """
+        if self.disk.path is None and self.disk.capacity is None:
+            return None
+        if self.disk.path is None or self.disk.capacity is None:
+            said, missing = ("path", "capacity") if self.disk.path is not None else ("capacity", "path")
+            raise ConfigError(f"disk.{said} is set and disk.{missing} is not; a disk tier needs both")
+        path = os.path.expanduser(self.disk.path)  # noqa: PTH111  as given, otherwise
+        return DiskOptions(
+            path=path if sharers == 1 else os.path.join(path, f"dp{rank}"),  # noqa: PTH118
+            capacity=int(self.disk.capacity) // sharers,
+            segment_bytes=int(self.disk.segment),
+            device=self.disk.device,
+            queue_depth=self.disk.queue_depth,
+            admit_all=self.disk.admit_all,
+        )
 
     def pool_bytes(self, sharers: int = 1, root: str = "") -> int:
         """`dram`, or a quarter of the cgroup's limit (of the memory available where there is none) over `sharers`.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -138,11 +139,12 @@ class Reservation:
         shards: tuple[int, int],
         on_stored: Callable[[dict[int, Blocks]], None] | None = None,
     ) -> None:
-        """on_stored: told the blocks of each group once all of their shards have been committed."""
+        """on_stored: told the blocks of each group once all of these shards have been reported."""
         self._index, self._geometry = index, geometry
         self._parts = parts
         self._first_shard, self._shards = shards
         self._on_stored = on_stored
+        self._reported: defaultdict[int, set[int]] = defaultdict(set)  # shards, by group
         granted = [handles[handles != 0] for _, _, _, handles, _ in parts.values()]
         self.handles: npt.NDArray[np.uint64] = np.concatenate(granted) if granted else np.empty(0, np.uint64)
 
@@ -187,15 +189,12 @@ class Reservation:
                 shard = self._geometry.groups[group].shard_of(rank)
                 self._index.complete(handles, shard, ok[here], checksums[here])
                 at += len(handles)
-        if self._on_stored is not None and any(
-            self._index.resident(handle) for handle in self._last_handles()
+                self._reported[group].add(shard)
+        if self._on_stored is not None and all(
+            len(self._reported[group]) == self.slots(group).shape[1] for group in self.groups()
         ):
             self._on_stored({group: self.blocks(group) for group in self.groups()})
             self._on_stored = None
-
-    def _last_handles(self) -> Iterator[int]:
-        for _, _, _, handles, _ in self._parts.values():
-            yield from handles[handles != 0][-1:].tolist()
 
     def abort(self) -> None:
         """Gives all of it up. The caller's writers may touch the slots no more; other owners' still may."""

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kvarter import __version__
-from kvarter.cli import config
+from kvarter.cli import config, disk
 from kvarter.cli.doctor import doctor
 from kvarter.cli.output import AsJson, fail
 from kvarter.demo import run
@@ -22,6 +22,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 app.add_typer(config.app, name="config")
+app.add_typer(disk.app, name="disk")
 app.command()(doctor)
 _stderr = Console(stderr=True)
 

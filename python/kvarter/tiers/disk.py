@@ -26,6 +26,8 @@ from ..policy import LoadPolicy
 logger = logging.getLogger("kvarter.disk")
 _FOREVER = 1 << 62
 _WAIT_SECONDS = 0.02  # for the log, before the queue is looked at again
+_FULL = 0.65  # of the room: the log keeps live blocks below 0.85 of it
+_PATIENCE = 5.0  # seconds for blocks that wait for their ancestors to be stored
 _IN_FLIGHT = 64 << 20  # bytes handed to the log at a time: what is queued here can still be dropped
 
 Range = tuple[int, int, int]  # group, first block, blocks
@@ -56,6 +58,7 @@ class _Offer:
     below: _core.Chain
     ranges: list[Range]
     nbytes: int
+    until: float  # blocks that are not in the pool by then never will be
 
 
 @dataclass(eq=False)
@@ -107,6 +110,7 @@ class Disk:
         self._known: deque[_Offer] = deque()  # blocks of sequences that have been seen before
         self._once: deque[_Offer] = deque()  # and of those that have not
         self._queued = self._writing = 0  # bytes
+        self._in_hand = False  # whether the thread is looking at what it took from the queue
         self._writes: dict[int, tuple[int, int]] = {}  # ticket -> (lease, bytes)
         self._reads: dict[int, Promotion] = {}
         self._others: set[int] = set()  # tickets of flushes and invalidations
@@ -142,7 +146,8 @@ class Disk:
             if not known and not self._options.admit_all and self._full():
                 self.counts["not_admitted"] += sum(count for *_, count in ranges)
                 return
-            (self._known if known else self._once).append(_Offer(space, above, below, ranges, nbytes))
+            until = time.monotonic() + _PATIENCE
+            (self._known if known else self._once).append(_Offer(space, above, below, ranges, nbytes, until))
             self._queued += nbytes
             while self._queued > self._options.queue_bytes:
                 last = (self._once or self._known).pop()
@@ -151,8 +156,9 @@ class Disk:
             self._work.notify()
 
     def _full(self) -> bool:
+        """Whether something has to go soon for what comes."""
         ledger = self.log.ledger()
-        return bool(ledger["free"] < ledger["capacity"] // 16)
+        return bool(ledger["resident"] + ledger["reserved"] > _FULL * (ledger["capacity"] - ledger["overhead"]))
 
     def _run(self) -> None:
         while True:
@@ -172,28 +178,36 @@ class Disk:
                 time.sleep(_WAIT_SECONDS)
 
     def _copy_down(self) -> None:
+        late = []
         while self._writing < _IN_FLIGHT:
             with self._work:
                 if self._closed or not (self._known or self._once):
-                    return
+                    break
                 offer = (self._known or self._once).popleft()
                 self._queued -= offer.nbytes
-            ranges = [r for wanted in offer.ranges for r in self._missing(offer, wanted)]
-            if ranges:
+                self._in_hand = True
+            missing = [self._missing(offer, wanted) for wanted in offer.ranges]
+            if any(waiting for _, waiting in missing) and time.monotonic() < offer.until:
+                late.append(offer)  # whole, so that parents go down before their children
+                continue
+            self.counts["gone"] += sum(waiting for _, waiting in missing)
+            if ranges := [r for found, _ in missing for r in found]:
                 self._write(offer, ranges)
+        with self._work:
+            self._in_hand = False
+            self._known.extendleft(reversed(late))
+            self._queued += sum(offer.nbytes for offer in late)
 
-    def _missing(self, offer: _Offer, wanted: Range) -> list[Range]:
-        """What of it is in the pool, and not on disk yet."""
+    def _missing(self, offer: _Offer, wanted: Range) -> tuple[list[Range], int]:
+        """What of it is in the pool and not on disk yet, and how many blocks are not in the pool."""
         group, first, count = wanted
         if offer.space.geometry.chained(group):
-            end = self._index.leading(offer.above, group, first + count)
-            start = self.log.leading(offer.below, group, first, max(end, first))
-            self.counts["gone"] += first + count - max(end, first)
-            return [(group, start, end - start)] if end > start else []
+            end = max(self._index.leading(offer.above, group, first + count), first)
+            start = self.log.leading(offer.below, group, 0, end)  # its ancestors go first, whoever offers them
+            return [(group, start, end - start)] if end > start else [], first + count - end
         there = [b for b in range(first, first + count) if self._index.contains(offer.above, group, b)]
-        self.counts["gone"] += count - len(there)
         missing = [b for b in there if not self.log.contains(offer.below, group, b)]
-        return [(group, run.start, len(run)) for run in runs(missing)]
+        return [(group, run.start, len(run)) for run in runs(missing)], count - len(there)
 
     def _write(self, offer: _Offer, ranges: list[Range]) -> None:
         status, lease = self._index.lease(offer.above, ranges, _core.LeaseKind.Copy, 0, _FOREVER)
@@ -321,7 +335,7 @@ class Disk:
     def flush(self, seconds: float) -> bool:
         """Copies down what is queued and makes it durable; whether that was done in time."""
         until = time.monotonic() + seconds
-        while self._known or self._once or self._writes:
+        while self._known or self._once or self._in_hand or self._writes:
             if time.monotonic() > until:
                 return False
             time.sleep(0.002)

@@ -31,8 +31,8 @@ class _Waiting(NamedTuple):
 class Loads:
     """Open loads by request, also of requests that are gone: the engine holds their blocks until it is told.
 
-    `tokens` and `requests` count by what became of them; matched = loaded + failed + expired once nothing is open, and
-    `from_disk` of the matched ones came up from disk.
+    `tokens` and `requests` count by what became of them; matched = loaded + failed + expired once nothing is open.
+    `hits`: matched tokens by tier.
     """
 
     def __init__(self, store: Store, groups: Groups, owner: int, seconds: float) -> None:
@@ -43,6 +43,7 @@ class Loads:
         self._failing: set[str] = set()  # that have failed, and the engine has not been told
         self.tokens: Counter[str] = Counter()
         self.requests: Counter[str] = Counter()
+        self.hits: Counter[str] = Counter()
 
     def __contains__(self, request: str) -> bool:
         return request in self._open
@@ -67,7 +68,8 @@ class Loads:
         if match is None:
             self._ready.append(self._job(request, ()))
             return
-        self.tokens["from_disk"] += match.disk_tokens
+        self.hits["disk"] += match.disk_tokens
+        self.hits["dram"] += match.new_tokens - match.disk_tokens
         state.ticket = self._store.load(match, self._seconds, request=request, owner=self._owner)
         self._waiting[request] = _Waiting(state, blocks.get_block_ids())
         if not state.ticket.poll():

@@ -11,21 +11,30 @@ from typing import TYPE_CHECKING, Any
 from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
+from ...tiers.disk import Disk
+
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 # Family -> (label, help). Counters carry what changed, gauges what is.
 COUNTERS = {
+    "hit_tokens": ("tier", "Prompt tokens matched, by the lowest tier that one of their blocks came from"),
     "tokens": ("outcome", "Prompt tokens served from outside the engine, by what became of them"),
     "blocks": (
         "event",
         "Blocks by what became of them: stored, or why not; dropped, and why; leased and loaded",
     ),
     "bytes_moved": ("event", "Payload bytes stored, loaded and evicted"),
+    "disk_blocks": ("event", "Blocks on their way to disk and back, and what became of them"),
+    "disk_bytes_moved": ("event", "Payload bytes stored and loaded, and bytes that the device wrote"),
     "requests": ("event", "Requests that were loaded, or not cached, and why"),
     "seconds": ("event", "Time lost: waiting for copies whose source was about to be reused"),
 }
-GAUGES = {"bytes": ("state", "Bytes of the pool by what they are; they add up to capacity")}
+GAUGES = {
+    "bytes": ("state", "Bytes of the pool by what they are; they add up to capacity"),
+    "disk_bytes": ("state", "Bytes of the log on disk by what they are; they add up to capacity"),
+    "rates": ("of", "What loading from disk is weighed by: bytes of it and prompt tokens computed, a second"),
+}
 
 
 class Stats(KVConnectorStats):
@@ -108,3 +117,16 @@ class Meter:
                 changed[family] = moved
         self._before = totals
         return Stats(data={**changed, **gauges} if changed else {})
+
+
+def disk_stats(disk: Disk) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
+    """Running totals and gauges of a log, by family."""
+    counts: dict[str, Any] = disk.stats()
+    blocks: dict[str, float] = {name: counts[name] for name in ("offered", "stored", "recovered", "loaded")}
+    blocks |= {name: count for name, count in counts.items() if name.startswith("down_")}
+    blocks |= counts["reasons"] | {f"load_{name}": count for name, count in counts["not_loaded"].items()}
+    moved: dict[str, float] = {
+        name: counts[f"{name}_bytes"] for name in ("stored", "loaded", "reinserted", "device")
+    }
+    ledger = {name: float(value) for name, value in disk.log.ledger().items()}
+    return {"disk_blocks": blocks, "disk_bytes_moved": moved}, {"disk_bytes": ledger}

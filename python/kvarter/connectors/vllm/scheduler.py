@@ -17,6 +17,7 @@ from ...config import Config
 from ...errors import AttachError
 from ...geometry import State
 from ...node import embed
+from ...policy import AlwaysLoad
 from ...store import Store
 from ...transfers import Match, Reservation
 from .events import Events
@@ -25,7 +26,7 @@ from .jobs import Jobs, Table
 from .layout import Groups, with_shards
 from .loads import Loads
 from .messages import EMPTY, StepMetadata, WorkerReport
-from .metrics import Meter, Stats
+from .metrics import Meter, Stats, disk_stats
 from .requests import RequestState
 
 if TYPE_CHECKING:
@@ -55,6 +56,10 @@ class SchedulerSide:
             config.pool_bytes(parallel.data_parallel_size_local),
             max_blocks=config.max_blocks,
             hold_seconds=config.hold_seconds,
+            load_policy=None if config.disk.measure else AlwaysLoad(),
+            disk=config.disk_options(
+                parallel.data_parallel_rank_local or 0, parallel.data_parallel_size_local
+            ),
         )
         engine = str(vllm_config.kv_transfer_config.engine_id)
         self._node, _ = embed(self.store, engine, config.directory)
@@ -300,7 +305,7 @@ class SchedulerSide:
         if tokens >= _PREFILL:
             self.store.load_policy.computed(tokens, time.monotonic() - begun)
             self._step = 0.0, 0
-        if not self._changed:
+        if not self._changed and self.store.disk is None:  # a disk goes on by itself
             return None
         self._changed = False
         blocks = {
@@ -310,13 +315,18 @@ class SchedulerSide:
         blocks |= {reason: float(count) for reason, count in self._not_offered.items()}
         totals: dict[str, dict[str, float]] = {
             "tokens": dict(self.loads.tokens),
+            "hit_tokens": dict(self.loads.hits),
             "requests": {**self.requests, **self.loads.requests},
             "blocks": blocks,
             "bytes_moved": moved,
             "seconds": {"store_stall": self._stall_seconds},
         }
-        ledger = {name: float(value) for name, value in self.store.index.ledger().items()}
-        return self._meter.read(totals, {"bytes": ledger})
+        gauges = {"bytes": {name: float(value) for name, value in self.store.index.ledger().items()}}
+        if self.store.disk is not None:
+            of_disk, gauges_of_disk = disk_stats(self.store.disk)
+            totals, gauges = totals | of_disk, gauges | gauges_of_disk
+            gauges["rates"] = self.store.load_policy.seen()
+        return self._meter.read(totals, gauges)
 
     def take_events(self) -> list[KVCacheEvent]:
         """Which blocks came and went since the last call; nothing unless the engine publishes events."""
