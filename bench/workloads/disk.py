@@ -69,6 +69,7 @@ class Ours:
         self.path, self.device = path, device
         self.capacity, self.sparse = capacity, sparse
         self.written: list[np.ndarray] = []
+        self.done: set[int] = set()
         self.open()
 
     def open(self) -> None:
@@ -85,9 +86,11 @@ class Ours:
         self.ns = self.log.open_namespace(NS, [(1, 1, False, [self.block])])
 
     def wait(self, tickets: set[int]) -> None:
+        tickets -= self.done
         while tickets:
             self.log.wait(1.0)
             for ticket, status, *_ in self.log.poll():
+                self.done.add(ticket)
                 tickets.discard(ticket)
                 if len(status) and (status != _core.Status.Ok).any():
                     raise RuntimeError(f"disk: {np.count_nonzero(status)} blocks failed: {status[status > 0][0]}")
@@ -115,15 +118,21 @@ class Ours:
             there = [i for i in range(len(digests)) if self.log.contains(chain, 0, i)]
             if there:
                 chains.append((chain, np.array(there)))
+        halves = [self.slots[: self.count // 2], self.slots[self.count // 2 :]]
+        flying: list[int] = []
         begun, used = time.perf_counter(), cpu()
         done = 0
         while done < blocks:
             chain, there = chains[int(self.random.integers(len(chains)))]
-            n = min(len(there), blocks - done)
-            chosen = self.random.permutation(there)[:n]
-            ranges = [(0, int(block), 1) for block in chosen]
-            self.wait({self.log.read(chain, ranges, self.slots[:n])})
+            slots = halves[0]
+            halves.reverse()
+            n = min(len(there), blocks - done, len(slots))
+            ranges = [(0, int(block), 1) for block in self.random.permutation(there)[:n]]
+            if len(flying) == 2:  # the older one has these slots
+                self.wait({flying.pop(0)})
+            flying.append(self.log.read(chain, ranges, slots[:n]))
             done += n
+        self.wait(set(flying))
         took = Took(time.perf_counter() - begun, cpu() - used, done * self.block)
         if check.check:
             check.wrong.extend(f"disk: {finding}" for finding in self.log.audit())

@@ -320,7 +320,7 @@ struct DiskLog::Impl {
   std::vector<Io> submissions;
   unsigned in_flight = 0, reads_in_flight = 0;  // of those that count against queue_depth
   unsigned outstanding = 0;                     // all
-  bool read_last = false;
+  bool read_last = false, closing_down = false;
   std::vector<IoDone> arrived;
   std::atomic<bool> stop{false};
   std::thread thread;

@@ -120,6 +120,10 @@ void DiskLog::Impl::finish(Op& op) {
 }
 
 bool DiskLog::Impl::schedule() {
+  if (closing_down) {
+    const bool sealed = seal_segments();
+    return sync_segments() || sealed;
+  }
   bool moved = sweep();
   moved |= write_manifest();
   expire_reads();
@@ -209,12 +213,14 @@ DiskLog::Impl::~Impl() {
   stop = true;
   device->wake();
   if (thread.joinable()) thread.join();
-  outstanding -= static_cast<unsigned>(submissions.size());  // decided, and never given to the device
-  while (outstanding > 0) {                                 // the device may still touch slots
-    arrived.clear();
-    device->reap(arrived, kShort);
-    outstanding -= static_cast<unsigned>(arrived.size());
+  closing_down = true;
+  if (active != kNone) {  // so that the next start has no tail to look through
+    segments[active].state = SegmentState::kSealing;
+    sealing.push_back(active);
+    active = kNone;
   }
+  step(std::chrono::nanoseconds(0));
+  while (outstanding > 0) step(kShort);  // until then the device may touch slots
   for (const Segment& segment : segments)
     if (segment.file >= 0) device->close(segment.file);
   if (manifest_file >= 0) device->close(manifest_file);

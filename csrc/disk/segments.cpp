@@ -250,7 +250,7 @@ bool DiskLog::Impl::grow() {
     const std::lock_guard lock(mutex);
     if (!grow_wanted) return false;
     grow_wanted = false;
-    if (growth_stopped || present >= max_segments) return false;
+    if (growth_stopped || present >= max_segments || closing_down) return false;
     while (number < segments.size() && segments[number].file >= 0) ++number;
   }
   int file = -1;

@@ -138,7 +138,7 @@ class DiskLog {
   // std::runtime_error for a directory that is another process's, is not a log's, or is of a newer format, which
   // it leaves untouched, and when the device fails. REQUIRES: the clock outlives the log.
   DiskLog(const Options& options, std::unique_ptr<Device> device, const Clock& clock);
-  // Waits for what is in flight. What is queued is not written: flush first.
+  // Waits for what is in flight, and seals the last segment. What is queued is not written: flush first.
   ~DiskLog();
 
   // --- namespaces
