@@ -93,7 +93,9 @@ class Ours:
                 self.done.add(ticket)
                 tickets.discard(ticket)
                 if len(status) and (status != _core.Status.Ok).any():
-                    raise RuntimeError(f"disk: {np.count_nonzero(status)} blocks failed: {status[status > 0][0]}")
+                    raise RuntimeError(
+                        f"disk: {np.count_nonzero(status)} blocks failed: {status[status > 0][0]}"
+                    )
 
     def write(self, blocks: int) -> Took:
         """Writes new blocks, the pool over and over, one batch of it in flight while the next is prepared."""
@@ -147,7 +149,13 @@ def fio(path: Path, rw: str, device: str, block: int, size: int, moved: int, *mo
         else ["--ioengine=psync", f"--numjobs={DEPTH}", "--thread", f"--io_size={moved // DEPTH}"]
     )
     command = ["fio", "--name=x", f"--filename={path / 'fio'}", "--direct=1", f"--rw={rw}", f"--bs={block}"]
-    command += [f"--size={size}", "--group_reporting", "--output-format=json", "--end_fsync=1", "--randrepeat=0"]
+    command += [
+        f"--size={size}",
+        "--group_reporting",
+        "--output-format=json",
+        "--end_fsync=1",
+        "--randrepeat=0",
+    ]
     shown = subprocess.run([*command, *engine, *more], check=True, capture_output=True, text=True).stdout
     job = json.loads(shown[shown.index("{") :])["jobs"][0]
     side = job["write" if rw == "write" else "read"]
@@ -173,9 +181,9 @@ def rows(case: str, goal: float | None, ours: list[Took], theirs: list[dict[str,
     yield Row(f"{case}, CPU", "s/GB", lowest, fio_lowest, better="lower")
 
 
-def in_turns(rounds: int, ours: Callable[[], Took], theirs: Callable[[], dict[str, float]]) -> tuple[
-    list[Took], list[dict[str, float]]
-]:
+def in_turns(
+    rounds: int, ours: Callable[[], Took], theirs: Callable[[], dict[str, float]]
+) -> tuple[list[Took], list[dict[str, float]]]:
     have = shutil.which("fio") is not None
     mine, other = [], []
     for number in range(rounds):
@@ -204,7 +212,9 @@ def speed(run: Run, directory: Path, device: str, block: int) -> Iterator[Row]:
     )
     yield from rows(f"write {name}", goal, *took)
     took = in_turns(
-        rounds, lambda: log.read(moved // block, run), lambda: fio(path, "randread", device, block, size, moved)
+        rounds,
+        lambda: log.read(moved // block, run),
+        lambda: fio(path, "randread", device, block, size, moved),
     )
     yield from rows(f"read {name}", goal, *took)
     log.log.close()

@@ -85,7 +85,8 @@ bool DiskLog::Impl::advance(Op& op, std::int64_t result) {
   for (const iovec& vector : op.vectors) {
     const std::uint64_t cut = std::min<std::uint64_t>(skip, vector.iov_len);
     skip -= cut;
-    if (cut < vector.iov_len) op.rest.push_back({static_cast<std::byte*>(vector.iov_base) + cut, vector.iov_len - cut});
+    if (cut < vector.iov_len)
+      op.rest.push_back({static_cast<std::byte*>(vector.iov_base) + cut, vector.iov_len - cut});
   }
   return false;
 }
@@ -146,7 +147,8 @@ bool DiskLog::Impl::schedule() {
       blocked = !queue.empty();
     }
   }
-  if (opening + ready.size() < 2 && growable() > 0 && opening == 0 && !grow_wanted) grow_wanted = moved = true;
+  if (opening + ready.size() < 2 && growable() > 0 && opening == 0 && !grow_wanted)
+    grow_wanted = moved = true;
   moved |= sync_segments();
   settle_flushes();
   const bool waiting = outstanding > 0 || !reads.empty() || grow_wanted || opening > 0;
@@ -205,7 +207,8 @@ bool DiskLog::Impl::step(std::chrono::nanoseconds wait) {
 // How long nothing needs to happen by itself.
 std::chrono::nanoseconds DiskLog::Impl::patience() {
   const std::lock_guard lock(mutex);
-  const bool timed = !reads.empty() || !queue.empty() || !unsynced.empty() || manifest_wanted || !tickets.empty();
+  const bool timed =
+      !reads.empty() || !queue.empty() || !unsynced.empty() || manifest_wanted || !tickets.empty();
   return timed ? kShort : kLong;
 }
 

@@ -142,7 +142,8 @@ Scanned scan_segment(Device& device, int file, std::uint32_t number, std::uint64
   if (!scanned.header) return scanned;
   Window window(blocking, file, bytes);
   std::optional<Footer> footer;
-  if (blocking.read(file, bytes - kPage, page.get(), kPage)) footer = parse_footer(page.get(), *scanned.header);
+  if (blocking.read(file, bytes - kPage, page.get(), kPage))
+    footer = parse_footer(page.get(), *scanned.header);
   if (footer) {
     const std::uint64_t size = padded(footer->index_bytes);
     const Aligned index = aligned(size);
@@ -161,7 +162,8 @@ Scanned scan_segment(Device& device, int file, std::uint32_t number, std::uint64
 
 std::vector<std::byte> read_file(Device& device, int file, std::uint64_t limit) {
   const std::int64_t size = device.size(file);
-  const std::uint64_t bytes = std::min(limit, size > 0 ? static_cast<std::uint64_t>(size) : 0) / kPage * kPage;
+  const std::uint64_t bytes =
+      std::min(limit, size > 0 ? static_cast<std::uint64_t>(size) : 0) / kPage * kPage;
   const Aligned buffer = aligned(bytes);
   if (bytes == 0 || !Blocking(device).read(file, 0, buffer.get(), bytes)) return {};
   return {buffer.get(), buffer.get() + bytes};

@@ -1,6 +1,6 @@
-// The life of a segment: opening -> ready -> active -> sealing -> sealed -> (emptied) -> opening. Its epoch is
-// durable before its first record; it is recycled when nothing in it lives, nobody reads it, and what was moved
-// out of it is durable.
+// The life of a segment: opening -> ready -> active -> sealing -> sealed -> (emptied) -> opening. Its epoch
+// is durable before its first record; it is recycled when nothing in it lives, nobody reads it, and what was
+// moved out of it is durable.
 #include <algorithm>
 #include <cstring>
 #include <random>
@@ -162,8 +162,15 @@ bool DiskLog::Impl::seal_segments() {
     const std::uint64_t index_bytes = padded(segment.index.size());
     op.buffer = aligned(index_bytes + kPage);
     std::memcpy(op.buffer.get(), segment.index.data(), segment.index.size());
-    Footer footer{kFooterMagic,         segment.epoch, number, segment.blocks, segment_bytes - kPage - index_bytes,
-                  segment.index.size(), 0,             segment.write_at, 0};
+    Footer footer{kFooterMagic,
+                  segment.epoch,
+                  number,
+                  segment.blocks,
+                  segment_bytes - kPage - index_bytes,
+                  segment.index.size(),
+                  0,
+                  segment.write_at,
+                  0};
     footer.index_checksum = checksum(segment.index.data(), segment.index.size());
     seal(footer);
     std::memcpy(op.buffer.get() + index_bytes, &footer, sizeof footer);

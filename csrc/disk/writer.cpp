@@ -18,7 +18,8 @@ DiskTicket DiskLog::write(const Chain& chain, std::span<const Range> ranges, std
     for (const Range& range : ranges) {
       blocks += range.count;
       if (range.count == 0) continue;
-      if (x.shape(chain, range.group).chained && range.first > 0) x.key_at(chain, range.group, range.first - 1);
+      if (x.shape(chain, range.group).chained && range.first > 0)
+        x.key_at(chain, range.group, range.first - 1);
     }
     Waiting* waiting = x.make_ticket(blocks, spans, id);
     if (!waiting) return 0;
@@ -273,8 +274,10 @@ void DiskLog::Impl::publish(Op& op) {
       ++counts.resident_blocks;
       counts.stored_bytes += bytes;
       live_bytes += bytes;
-      clean_budget = std::min(segment_bytes, clean_budget + static_cast<std::uint64_t>(
-          static_cast<double>(bytes) * options.clean_share / (1 - options.clean_share)));
+      clean_budget =
+          std::min(segment_bytes, clean_budget + static_cast<std::uint64_t>(static_cast<double>(bytes) *
+                                                                            options.clean_share /
+                                                                            (1 - options.clean_share)));
       answer(item.ticket, item.position, Status::kOk, DiskReason::kNone);
     }
     segment.live += bytes;
