@@ -1,11 +1,11 @@
 #pragma once
 // What the parts of the log share. One file for each part:
 //   table.cpp    key -> row, links between rows     names.cpp   namespaces, keys of a chain, finding
-//   tickets.cpp  what callers wait for              writer.cpp  queue -> group -> published
-//   reader.cpp   reads and their verification       segments.cpp  open, place, seal, sync, recycle, grow
-//   cleaner.cpp  evict, clean                       tombs.cpp   invalidation and the manifest
-//   log.cpp      construction, the thread           recover.cpp, scan.cpp  start
-//   account.cpp  ledger, counters, audit
+//   tickets.cpp  what callers wait for              writer.cpp  the queue       groups.cpp  group ->
+//   published reader.cpp   reads and their verification       segments.cpp  open, place, recycle    grow.cpp
+//   new files sync.cpp     sync, seal                         cleaner.cpp  evict, clean tombs.cpp
+//   invalidation and the manifest      recover.cpp, scan.cpp  start log.cpp      construction, the thread
+//   ops.cpp  what the device has account.cpp  ledger, counters, audit
 // Everything below is called with the mutex held, except where it says otherwise. "Only the thread" means the
 // log's, or whoever calls step().
 
