@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from report import Row, Run
 
-from . import copy, engine, evict, hash, match, pool, store
+from . import copy, disk, engine, evict, hash, match, pool, store
 
 WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "hash": hash.run,
@@ -13,5 +13,6 @@ WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "match": match.run,
     "evict": evict.run,
     "pool": pool.run,
+    "disk": disk.run,
     "engine": engine.run,
 }

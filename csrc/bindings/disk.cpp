@@ -54,7 +54,8 @@ class BoundLog {
   std::shared_ptr<DiskLog> log_;
 };
 
-DiskTicket write(const BoundLog& bound, const BoundChain& chain, const RangeTuples& ranges, const Slots& slots) {
+DiskTicket write(const BoundLog& bound, const BoundChain& chain, const RangeTuples& ranges,
+                 const Slots& slots) {
   const auto log = bound.log();
   const auto spans = bound.spans(slots);
   const auto of = ranges_from(ranges);
@@ -74,7 +75,8 @@ DiskTicket read(const BoundLog& bound, const BoundChain& chain, const RangeTuple
 template <class T>
 py::array_t<std::uint8_t> small(const std::vector<T>& values) {
   py::array_t<std::uint8_t> array(static_cast<py::ssize_t>(values.size()));
-  for (std::size_t i = 0; i < values.size(); ++i) array.mutable_data()[i] = static_cast<std::uint8_t>(values[i]);
+  for (std::size_t i = 0; i < values.size(); ++i)
+    array.mutable_data()[i] = static_cast<std::uint8_t>(values[i]);
   return array;
 }
 
@@ -87,8 +89,8 @@ py::list poll(const BoundLog& bound) {
   }
   py::list list;
   for (DiskDone& d : done)
-    list.append(py::make_tuple(d.ticket, small(d.statuses), small(d.reasons), to_array(std::move(d.sequences)),
-                               to_array(std::move(d.checksums))));
+    list.append(py::make_tuple(d.ticket, small(d.statuses), small(d.reasons),
+                               to_array(std::move(d.sequences)), to_array(std::move(d.checksums))));
   return list;
 }
 
@@ -165,15 +167,18 @@ void register_faulty(py::module_& m) {
       .def(
           "set",
           [](FaultyDisk& disk, std::uint64_t fail_reads_every, std::uint64_t fail_writes_every,
-             std::uint64_t fail_syncs_every, std::uint64_t short_every, std::uint64_t hold, std::uint64_t bytes,
-             std::uint64_t crash_at) {
-            disk.set({fail_reads_every, fail_writes_every, fail_syncs_every, short_every, hold, bytes, crash_at});
+             std::uint64_t fail_syncs_every, std::uint64_t short_every, std::uint64_t hold,
+             std::uint64_t bytes, std::uint64_t crash_at) {
+            disk.set(
+                {fail_reads_every, fail_writes_every, fail_syncs_every, short_every, hold, bytes, crash_at});
           },
           py::kw_only(), py::arg("fail_reads_every") = 0, py::arg("fail_writes_every") = 0,
           py::arg("fail_syncs_every") = 0, py::arg("short_every") = 0, py::arg("hold") = 0,
           py::arg("bytes") = ~std::uint64_t{0}, py::arg("crash_at") = 0,
-          "What it does from now on. *_every: each n-th one fails or is cut short. hold: an operation is done after\n"
-          "so many looks. bytes: its size. crash_at: the n-th write, sync or change of the directory; 0: never.")
+          "What it does from now on. *_every: each n-th one fails or is cut short. hold: an operation is "
+          "done after\n"
+          "so many looks. bytes: its size. crash_at: the n-th write, sync or change of the directory; 0: "
+          "never.")
       .def("points", &FaultyDisk::points, "Writes, syncs and changes of the directory so far.")
       .def_property_readonly("crashed", &FaultyDisk::crashed)
       .def("crash", &FaultyDisk::crash, py::arg("seed"),
@@ -185,13 +190,15 @@ void register_faulty(py::module_& m) {
 
 void register_disk(py::module_& m) {
   py::list reasons;
-  for (int r = 0; r < static_cast<int>(DiskReason::kCount); ++r) reasons.append(name(static_cast<DiskReason>(r)));
+  for (int r = 0; r < static_cast<int>(DiskReason::kCount); ++r)
+    reasons.append(name(static_cast<DiskReason>(r)));
   m.attr("DISK_REASONS") = py::tuple(reasons);
   m.attr("DISK_INDEX_BYTES_PER_BLOCK") = DiskLog::kIndexBytesPerBlock;
   register_faulty(m);
 
-  py::class_<BoundLog>(m, "DiskLog", py::release_gil_before_calling_cpp_dtor(),
-                       R"(The disk tier: a crash-safe log of blocks in one directory; see csrc/include/kvarter/disk.h.
+  py::class_<BoundLog>(
+      m, "DiskLog", py::release_gil_before_calling_cpp_dtor(),
+      R"(The disk tier: a crash-safe log of blocks in one directory; see csrc/include/kvarter/disk.h.
 
 path: made, for the owner alone, when it is not there. Refused, with RuntimeError and left untouched, when it is
     another process's, is not a log's, or is of a newer format.
@@ -218,13 +225,14 @@ be called from any thread; none waits for the device but the constructor, close 
            py::arg("segment_bytes") = 256u << 20, py::arg("device") = "auto", py::arg("queue_depth") = 8,
            py::arg("write_queue_bytes") = 256u << 20, py::arg("max_tickets") = 1u << 16,
            py::arg("live_share") = 0.85, py::arg("clean_share") = 0.25, py::arg("reserve_bytes") = 0,
-           py::arg("max_index_bytes") = 0, py::arg("block_bytes") = 64u << 10, py::arg("sync_bytes") = 64u << 20,
-           py::arg("sync_seconds") = 1.0, py::arg("sparse") = false, py::arg("background") = true,
-           py::keep_alive<1, 3>(), py::keep_alive<1, 4>())
+           py::arg("max_index_bytes") = 0, py::arg("block_bytes") = 64u << 10,
+           py::arg("sync_bytes") = 64u << 20, py::arg("sync_seconds") = 1.0, py::arg("sparse") = false,
+           py::arg("background") = true, py::keep_alive<1, 3>(), py::keep_alive<1, 4>())
       .def(
           "open_namespace",
           [](const BoundLog& bound, const py::bytes& digest,
-             const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool, std::vector<std::uint64_t>>>& groups) {
+             const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool, std::vector<std::uint64_t>>>&
+                 groups) {
             std::vector<GroupShape> shapes;
             for (const auto& [stride, subs, chained, bytes] : groups)
               shapes.push_back({stride, subs, chained, bytes});
@@ -268,7 +276,8 @@ be called from any thread; none waits for the device but the constructor, close 
       .def(
           "mark_above",
           [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
-             std::uint64_t count, bool above) { bound.log()->mark_above(chain.chain, {group, first, count}, above); },
+             std::uint64_t count,
+             bool above) { bound.log()->mark_above(chain.chain, {group, first, count}, above); },
           py::arg("chain"), py::arg("group"), py::arg("first"), py::arg("count"), py::arg("above"))
       .def(
           "remove",
@@ -290,7 +299,8 @@ order of the ranges: as Index.slots gives them. They are borrowed until poll ret
           "flush", [](const BoundLog& bound) { return bound.log()->flush(); },
           "A ticket that is Ok when everything taken before it is written or refused, and durable.")
       .def("poll", &poll,
-           "What is done: [(ticket, status uint8[n], reason uint8[n], sequence uint64[n] | [], checksum uint64[k] | [])].\n"
+           "What is done: [(ticket, status uint8[n], reason uint8[n], sequence uint64[n] | [], checksum "
+           "uint64[k] | [])].\n"
            "A write's block is durable when durable_sequence has reached its sequence.")
       .def(
           "wait",
@@ -298,9 +308,11 @@ order of the ranges: as Index.slots gives them. They are borrowed until poll ret
             const auto log = bound.log();
             if (!(seconds >= 0)) throw py::value_error("timeout is negative, or not a number");
             const py::gil_scoped_release release;
-            return log->wait(std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e9)));
+            return log->wait(
+                std::chrono::nanoseconds(static_cast<std::int64_t>(std::min(seconds, 1e9) * 1e9)));
           },
-          py::arg("timeout"), "Waits until poll has something, at most so many seconds, and says whether it has.")
+          py::arg("timeout"),
+          "Waits until poll has something, at most so many seconds, and says whether it has.")
       .def("step",
            [](const BoundLog& bound) {
              const auto log = bound.log();
@@ -320,7 +332,8 @@ order of the ranges: as Index.slots gives them. They are borrowed until poll ret
       .def_property_readonly("durable_sequence",
                              [](const BoundLog& bound) { return bound.log()->durable_sequence(); })
       .def_property_readonly("device", [](const BoundLog& bound) { return bound.log()->device(); })
-      .def_property_readonly("segment_bytes", [](const BoundLog& bound) { return bound.log()->segment_bytes(); });
+      .def_property_readonly("segment_bytes",
+                             [](const BoundLog& bound) { return bound.log()->segment_bytes(); });
 
   const auto released = [](auto f) {
     return [f](const std::string& path) {
@@ -332,8 +345,9 @@ order of the ranges: as Index.slots gives them. They are borrowed until poll ret
       return report(r);
     };
   };
-  m.def("disk_inspect", released(&disk_inspect), py::arg("path"),
-        "What a directory holds, from its indexes; changes nothing. Raises RuntimeError when it is no log's.");
+  m.def(
+      "disk_inspect", released(&disk_inspect), py::arg("path"),
+      "What a directory holds, from its indexes; changes nothing. Raises RuntimeError when it is no log's.");
   m.def("disk_verify", released(&disk_verify), py::arg("path"), "As disk_inspect, with every payload read.");
   m.def(
       "disk_clear",

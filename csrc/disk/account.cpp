@@ -54,7 +54,8 @@ std::vector<std::string> DiskLog::audit() const {
   std::vector<std::string> findings;
   const auto equal = [&](const std::string& what, std::uint64_t counted, std::uint64_t booked) {
     if (counted != booked)
-      findings.push_back(what + ": counted " + std::to_string(counted) + ", booked " + std::to_string(booked));
+      findings.push_back(what + ": counted " + std::to_string(counted) + ", booked " +
+                         std::to_string(booked));
   };
   const auto require = [&](bool holds, const std::string& what) {
     if (!holds) findings.push_back(what);
@@ -82,7 +83,8 @@ std::vector<std::string> DiskLog::audit() const {
       findings.push_back(who + ": in no segment");
       continue;
     }
-    require(extents[row.segment].emplace(row.page * kPage, x.bytes_of(row)).second, who + ": shares its place");
+    require(extents[row.segment].emplace(row.page * kPage, x.bytes_of(row)).second,
+            who + ": shares its place");
     const bool needs = row.chained && row.depth > 0;
     require(needs == (row.parent != kNone), who + ": parent missing or not wanted");
     if (row.parent != kNone) {
@@ -128,10 +130,12 @@ std::vector<std::string> DiskLog::audit() const {
   };
   equal("blocks offered",
         n.stored + n.queued + sum(n.reasons, DiskReason::kAlreadyResident, DiskReason::kShutDown), n.offered);
-  equal("blocks stored and recovered", n.resident_blocks + sum(n.reasons, DiskReason::kEvicted, DiskReason::kUnsynced),
+  equal("blocks stored and recovered",
+        n.resident_blocks + sum(n.reasons, DiskReason::kEvicted, DiskReason::kUnsynced),
         n.stored + n.recovered);
   equal("blocks asked for",
-        n.loaded + n.loading + sum(n.not_loaded, DiskReason::kAlreadyResident, DiskReason::kTimedOut), n.asked);
+        n.loaded + n.loading + sum(n.not_loaded, DiskReason::kAlreadyResident, DiskReason::kTimedOut),
+        n.asked);
   return findings;
 }
 

@@ -1,5 +1,6 @@
-// Two steps. Evict: the block used least recently of those that nothing leans on leaves the index, and its bytes
-// are dead. Clean: the sealed segment with the fewest live bytes is read, and its live blocks are written again.
+// Two steps. Evict: the block used least recently of those that nothing leans on leaves the index, and its
+// bytes are dead. Clean: the sealed segment with the fewest live bytes is read, and its live blocks are
+// written again.
 #include <algorithm>
 
 #include "disk/impl.h"
@@ -10,10 +11,10 @@ using namespace disk;
 
 namespace {
 
-constexpr std::uint64_t kSpare = 2;        // segments ready or growable, below which room is made
-constexpr int kEvictions = 256;            // in one step
-constexpr unsigned kCleanReads = 2;        // in flight
-constexpr double kWorthCleaning = 0.95;    // more live than this, and cleaning gains nothing
+constexpr std::uint64_t kSpare = 2;      // segments ready or growable, below which room is made
+constexpr int kEvictions = 256;          // in one step
+constexpr unsigned kCleanReads = 2;      // in flight
+constexpr double kWorthCleaning = 0.95;  // more live than this, and cleaning gains nothing
 
 }  // namespace
 
@@ -102,8 +103,8 @@ bool DiskLog::Impl::reclaim() {
     for (Segment& segment : segments) segment.hopeless = false;
     return moved;
   }
-  const std::uint64_t most = std::min(
-      clean_budget, static_cast<std::uint64_t>(static_cast<double>(segment_bytes) * kWorthCleaning));
+  const std::uint64_t most =
+      std::min(clean_budget, static_cast<std::uint64_t>(static_cast<double>(segment_bytes) * kWorthCleaning));
   const auto cheap = [&](std::uint32_t n) {
     return segments[n].state == SegmentState::kSealed && !segments[n].hopeless && segments[n].live <= most;
   };
@@ -111,7 +112,9 @@ bool DiskLog::Impl::reclaim() {
   for (int i = 0; i < kEvictions && !cheap(victim); ++i) {
     const std::uint32_t from = evict_one();
     if (from == kNone) {  // only what is leased, or leaned on by what is queued, is left
-      if (segments[victim].live > static_cast<std::uint64_t>(static_cast<double>(segment_bytes) * kWorthCleaning)) return moved;
+      if (segments[victim].live >
+          static_cast<std::uint64_t>(static_cast<double>(segment_bytes) * kWorthCleaning))
+        return moved;
       break;
     }
     moved = true;
@@ -120,10 +123,12 @@ bool DiskLog::Impl::reclaim() {
   if (moved && !cheap(victim)) return true;
   if (segments[victim].live == 0) return true;  // recycled as it is
   const std::uint64_t left = active == kNone ? 0 : segment_bytes - segments[active].write_at;
-  if (ready.empty() && segments[victim].live > left / 2) {  // nowhere to write to: no more files, or all were full
+  if (ready.empty() &&
+      segments[victim].live > left / 2) {  // nowhere to write to: no more files, or all were full
     const std::vector<std::uint32_t> there = segments[victim].rows;
     for (const std::uint32_t number : there)
-      if (rows[number].state == RowState::kResident && rows[number].segment == victim) moved |= drop_unleased(number);
+      if (rows[number].state == RowState::kResident && rows[number].segment == victim)
+        moved |= drop_unleased(number);
     return moved;
   }
   clean_budget -= std::min(clean_budget, segments[victim].live);
@@ -149,7 +154,8 @@ bool DiskLog::Impl::read_to_clean() {
         begin = end = offset;
       }
       row.moving = true;
-      op->reads.push_back({number, row.generation, cleaning, offset, &layout(row), row.checksum, 0, 0, 0, nullptr});
+      op->reads.push_back(
+          {number, row.generation, cleaning, offset, &layout(row), row.checksum, 0, 0, 0, nullptr});
       end += bytes;
     }
     if (!op) break;
@@ -169,7 +175,8 @@ bool DiskLog::Impl::read_to_clean() {
     submit(*op, IoOp::kRead, segment.file, begin);
     moved = true;
   }
-  if (clean_reads == 0 && clean_writes == 0 && cleaned.empty() && clean_at >= segment.rows.size()) end_cleaning();
+  if (clean_reads == 0 && clean_writes == 0 && cleaned.empty() && clean_at >= segment.rows.size())
+    end_cleaning();
   return moved || cleaning == kNone;
 }
 

@@ -28,7 +28,8 @@ Directory::Directory(const std::string& path) : path_(path) {
   if (mkdir(path.c_str(), 0700) != 0 && errno != EEXIST)
     throw std::system_error(errno, std::generic_category(), "making the directory " + path);
   directory_ = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (directory_ < 0) throw std::system_error(errno, std::generic_category(), "opening the directory " + path);
+  if (directory_ < 0)
+    throw std::system_error(errno, std::generic_category(), "opening the directory " + path);
 }
 
 Directory::~Directory() {
@@ -131,7 +132,8 @@ std::unique_ptr<Device> make_device(const std::string& path, const std::string& 
   if (kind == "threads") return disk::make_threads_device(path, depth, "");
   if (kind == "io_uring") return disk::make_uring_device(path, depth);
   if (kind != "auto")
-    throw std::invalid_argument("the disk device is '" + kind + "', expected 'auto', 'io_uring' or 'threads'");
+    throw std::invalid_argument("the disk device is '" + kind +
+                                "', expected 'auto', 'io_uring' or 'threads'");
   try {
     return disk::make_uring_device(path, depth);
   } catch (const std::runtime_error& refused) {

@@ -33,7 +33,8 @@ class Directory : public Device {
 
 // Throws std::runtime_error with the kernel's word when it does not let us.
 std::unique_ptr<Device> make_uring_device(const std::string& path, unsigned depth);
-std::unique_ptr<Device> make_threads_device(const std::string& path, unsigned depth, const std::string& reason);
+std::unique_ptr<Device> make_threads_device(const std::string& path, unsigned depth,
+                                            const std::string& reason);
 // The pid of the process that has the directory's lock; 0: nobody.
 int lock_holder(const std::string& path);
 

@@ -152,7 +152,8 @@ std::string segment_name(std::uint32_t number) {
 
 std::optional<std::uint32_t> segment_number(const std::string& file) {
   unsigned number = 0;
-  if (file.size() != 16 || std::sscanf(file.c_str(), "segment-%8x", &number) != 1 || segment_name(number) != file)
+  if (file.size() != 16 || std::sscanf(file.c_str(), "segment-%8x", &number) != 1 ||
+      segment_name(number) != file)
     return std::nullopt;
   return number;
 }

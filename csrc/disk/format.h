@@ -39,7 +39,7 @@ static_assert(sizeof(SegmentHeader) == 64);
 struct GroupHeader {
   std::uint64_t magic;
   std::uint64_t epoch;
-  std::uint64_t offset;  // of itself, in its segment
+  std::uint64_t offset;    // of itself, in its segment
   std::uint64_t sequence;  // of its first block; the others follow
   std::uint64_t payload;   // bytes, in whole pages
   std::uint32_t blocks;

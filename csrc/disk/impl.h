@@ -1,11 +1,11 @@
 #pragma once
 // What the parts of the log share. One file for each part:
 //   table.cpp    key -> row, links between rows     names.cpp   namespaces, keys of a chain, finding
-//   tickets.cpp  what callers wait for              writer.cpp  queue -> group -> published
-//   reader.cpp   reads and their verification       segments.cpp  open, place, seal, sync, recycle, grow
-//   cleaner.cpp  evict, clean                       tombs.cpp   invalidation and the manifest
-//   log.cpp      construction, the thread           recover.cpp, scan.cpp  start
-//   account.cpp  ledger, counters, audit
+//   tickets.cpp  what callers wait for              writer.cpp  the queue       groups.cpp  group ->
+//   published reader.cpp   reads and their verification       segments.cpp  open, place, recycle    grow.cpp
+//   new files sync.cpp     sync, seal                         cleaner.cpp  evict, clean tombs.cpp
+//   invalidation and the manifest      recover.cpp, scan.cpp  start log.cpp      construction, the thread
+//   ops.cpp  what the device has account.cpp  ledger, counters, audit
 // Everything below is called with the mutex held, except where it says otherwise. "Only the thread" means the
 // log's, or whoever calls step().
 
@@ -71,10 +71,11 @@ struct Segment {
   int file = -1;
   std::uint64_t epoch = 0;
   std::uint64_t write_at = kPage;
-  std::uint64_t live = 0, reserved = 0, dead = 0, overhead = 0, free = 0;  // bytes; their sum is the segment's
+  std::uint64_t live = 0, reserved = 0, dead = 0, overhead = 0,
+                free = 0;  // bytes; their sum is the segment's
   std::uint64_t first_sequence = ~std::uint64_t{0}, last_sequence = 0, synced = 0, wait_durable = 0;
   std::uint64_t dirty_bytes = 0, dirty_since = 0;
-  std::uint64_t planned_index = 0;  // bytes its index may need
+  std::uint64_t planned_index = 0;        // bytes its index may need
   std::uint32_t groups = 0, readers = 0;  // in flight
   std::uint32_t blocks = 0;               // in `index`
   bool bad = false, syncing = false, fresh = false, submitted = false, hopeless = false;
@@ -114,8 +115,17 @@ struct ReadItem {
 };
 
 struct Op {  // on its way through the device
-  enum class Kind : std::uint8_t { kGroup, kRead, kCleanRead, kHeader, kHeaderSync, kSeal, kSync, kManifest,
-                                   kManifestSync };
+  enum class Kind : std::uint8_t {
+    kGroup,
+    kRead,
+    kCleanRead,
+    kHeader,
+    kHeaderSync,
+    kSeal,
+    kSync,
+    kManifest,
+    kManifestSync
+  };
   Kind kind = Kind::kRead;
   Io io;
   std::vector<iovec> vectors, rest;
@@ -169,8 +179,8 @@ struct DiskLog::Impl {
   void free_row(std::uint32_t row);
   void link(std::uint32_t row, std::uint32_t parent);
   void unlink(std::uint32_t row);
-  // Takes a resident row out of the index, its descendants as orphans: those resident are dropped, those queued
-  // will be refused.
+  // Takes a resident row out of the index, its descendants as orphans: those resident are dropped, those
+  // queued will be refused.
   void drop(std::uint32_t row, DiskReason reason, DiskReason below = DiskReason::kOrphaned);
   void drop_alone(std::uint32_t row, DiskReason reason);
   void doom(std::uint32_t row, DiskReason reason);
@@ -260,8 +270,8 @@ struct DiskLog::Impl {
   void finish_seal(disk::Op& op);
   void finish_sync(disk::Op& op);
   void advance_durable();
-  bool grow();                // only the thread, without the mutex
-  bool name_new_segments();   // only the thread, without the mutex
+  bool grow();               // only the thread, without the mutex
+  bool name_new_segments();  // only the thread, without the mutex
 
   // cleaner.cpp
   struct Victim {
@@ -275,7 +285,7 @@ struct DiskLog::Impl {
   std::uint32_t cleaning = disk::kNone;
   std::size_t clean_at = 0;
   unsigned clean_reads = 0, clean_writes = 0;  // in flight
-  std::deque<disk::WriteItem> cleaned;          // read, to be written
+  std::deque<disk::WriteItem> cleaned;         // read, to be written
   std::uint64_t cleaned_bytes = 0;
   bool evictable(const disk::Row& row) const;
   void candidate(std::uint32_t row);
@@ -320,7 +330,7 @@ struct DiskLog::Impl {
   std::vector<Io> submissions;
   unsigned in_flight = 0, reads_in_flight = 0;  // of those that count against queue_depth
   unsigned outstanding = 0;                     // all
-  bool read_last = false;
+  bool read_last = false, closing_down = false;
   std::vector<IoDone> arrived;
   std::atomic<bool> stop{false};
   std::thread thread;

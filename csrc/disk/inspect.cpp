@@ -127,7 +127,8 @@ std::uint64_t disk_clear(const std::string& path, bool shred) {
   if (manifest < 0) throw std::runtime_error(path + " has no manifest: it is no disk tier's directory");
   const bool ours = read_manifest(read_file(*device, manifest, kManifestBytes)).ours;
   device->close(manifest);
-  if (!ours) throw std::runtime_error(path + " has a MANIFEST that is not a disk tier's; nothing was removed");
+  if (!ours)
+    throw std::runtime_error(path + " has a MANIFEST that is not a disk tier's; nothing was removed");
   device->lock();
   constexpr std::uint64_t kPiece = 1u << 20;
   const Aligned zeros = aligned(kPiece);
@@ -151,7 +152,8 @@ std::uint64_t disk_clear(const std::string& path, bool shred) {
       if (!gone) throw std::runtime_error(path + "/" + name + " could not be overwritten; it is still there");
     }
     const int error = device->remove(name);
-    if (error) throw std::runtime_error(path + "/" + name + " could not be removed: " + std::strerror(-error));
+    if (error)
+      throw std::runtime_error(path + "/" + name + " could not be removed: " + std::strerror(-error));
   }
   device->remove("LOCK");
   device->sync_directory();

@@ -30,8 +30,14 @@ std::uint64_t slot_checksum(std::span<const std::byte> slot) {
 }  // namespace
 
 void write_slot(const Manifest& m, std::byte* out) {
-  Slot slot{kManifestMagic, kVersion, static_cast<std::uint32_t>(m.tombstones.size()), m.change, m.segment_bytes,
-            {},             m.floor,  0};
+  Slot slot{kManifestMagic,
+            kVersion,
+            static_cast<std::uint32_t>(m.tombstones.size()),
+            m.change,
+            m.segment_bytes,
+            {},
+            m.floor,
+            0};
   std::memcpy(slot.log_id, m.log_id, sizeof slot.log_id);
   std::memset(out, 0, kSlotBytes);
   std::byte* at = out + sizeof slot;
@@ -54,7 +60,8 @@ ManifestRead read_manifest(std::span<const std::byte> file) {
     if (slot.magic != kManifestMagic) continue;
     read.ours = true;
     if (slot.version > kVersion) read.newer = slot.version;
-    if (slot.version != kVersion || slot.tombstones > kMaxTombstones || file.size() < at + kSlotBytes) continue;
+    if (slot.version != kVersion || slot.tombstones > kMaxTombstones || file.size() < at + kSlotBytes)
+      continue;
     if (slot.checksum != slot_checksum(file.subspan(at, kSlotBytes))) continue;
     if (read.manifest && read.manifest->change >= slot.change) continue;
     Manifest m{slot.change, slot.segment_bytes, {}, slot.floor, {}};

@@ -16,7 +16,7 @@ struct Manifest {
   std::uint64_t change = 0;  // the slot with the higher one counts
   std::uint64_t segment_bytes = 0;
   std::uint8_t log_id[16] = {};
-  std::uint64_t floor = 0;  // no block with at most this sequence number is there
+  std::uint64_t floor = 0;                     // no block with at most this sequence number is there
   std::map<Digest, std::uint64_t> tombstones;  // nor one of this namespace with at most that one
 };
 inline constexpr std::size_t kMaxTombstones = 1024;

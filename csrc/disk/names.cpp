@@ -72,8 +72,8 @@ void DiskLog::Impl::check_spans(const Chain& chain, std::span<const Range> range
 
 std::uint32_t DiskLog::open_namespace(const Digest& digest, std::span<const GroupShape> groups) {
   if (groups.empty() || groups.size() > kMaxGroups)
-    throw std::invalid_argument("a namespace has " + std::to_string(groups.size()) + " groups, expected 1 to " +
-                                std::to_string(kMaxGroups));
+    throw std::invalid_argument("a namespace has " + std::to_string(groups.size()) +
+                                " groups, expected 1 to " + std::to_string(kMaxGroups));
   for (const GroupShape& shape : groups)
     if (shape.unit_stride == 0 || shape.subs == 0 || shape.subs > 0xffff || shape.shard_bytes.empty() ||
         shape.shard_bytes.size() > kMaxShards)

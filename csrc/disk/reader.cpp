@@ -69,8 +69,8 @@ ReadItem DiskLog::Impl::lease_for_read(std::uint32_t number, DiskTicket ticket, 
   if (row.leases++ == 0) leased += bytes_of(row);
   ++segments[row.segment].readers;
   ++counts.loading;
-  return {number,         row.generation, row.segment, row.page * kPage, &layout(row),
-          row.checksum,   ticket,         position,    0,                nullptr};
+  return {number, row.generation, row.segment, row.page * kPage, &layout(row), row.checksum,
+          ticket, position,       0,           nullptr};
 }
 
 // Ends the lease, and says what became of the block.

@@ -23,12 +23,14 @@ ManifestRead check_directory(Device& device, const std::vector<std::string>& fil
   if (!has) {
     for (const std::string& file : files)
       if (!our_file(file) || segment_number(file))
-        throw std::runtime_error(where + "holds " + file + " and no manifest of a disk tier: found files of "
+        throw std::runtime_error(where + "holds " + file +
+                                 " and no manifest of a disk tier: found files of "
                                  "something else, expected an empty directory; choose another path");
     return {};
   }
   const int file = device.open("MANIFEST");
-  if (file < 0) throw std::runtime_error(where + "has a manifest that cannot be read: " + std::strerror(-file));
+  if (file < 0)
+    throw std::runtime_error(where + "has a manifest that cannot be read: " + std::strerror(-file));
   const ManifestRead read = read_manifest(read_file(device, file, kManifestBytes));
   device.close(file);
   if (read.newer)
@@ -51,7 +53,8 @@ DiskLog::Impl::Impl(const Options& options_, std::unique_ptr<Device> device_, co
                                 ", expected a multiple of 4096 from 65536 on");
   if (options.queue_depth == 0 || options.block_bytes == 0 || !(options.clean_share >= 0) ||
       !(options.clean_share < 1) || !(options.live_share > 0) || !(options.live_share <= 1))
-    throw std::invalid_argument("queue_depth and block_bytes are above 0, clean_share in [0, 1), live_share in (0, 1]");
+    throw std::invalid_argument(
+        "queue_depth and block_bytes are above 0, clean_share in [0, 1), live_share in (0, 1]");
   recover();
 }
 
@@ -60,7 +63,8 @@ void DiskLog::Impl::start_manifest(const std::vector<std::string>& files) {
   const bool old = std::find(files.begin(), files.end(), "MANIFEST") != files.end();
   if (read.manifest) {
     manifest = *read.manifest;
-  } else {  // new, or both slots are damaged: then nobody knows what was invalidated, and nothing is taken over
+  } else {  // new, or both slots are damaged: then nobody knows what was invalidated, and nothing is taken
+            // over
     std::random_device entropy;
     for (std::uint8_t& byte : manifest.log_id) byte = static_cast<std::uint8_t>(entropy());
     manifest.segment_bytes = options.segment_bytes;
@@ -75,11 +79,11 @@ void DiskLog::Impl::start_manifest(const std::vector<std::string>& files) {
   const std::uint64_t blocks = options.capacity / options.block_bytes;
   const std::uint64_t memory = blocks * kIndexBytesPerBlock;
   if (options.max_index_bytes && memory > options.max_index_bytes)
-    throw std::invalid_argument(
-        "the index of the disk tier would take capacity / block_bytes * " + number(kIndexBytesPerBlock) + " = " +
-        number(options.capacity) + " / " + number(options.block_bytes) + " * " + number(kIndexBytesPerBlock) +
-        " = " + number(memory) + " bytes of memory, and " + number(options.max_index_bytes) +
-        " are allowed; lower the capacity, or allow more");
+    throw std::invalid_argument("the index of the disk tier would take capacity / block_bytes * " +
+                                number(kIndexBytesPerBlock) + " = " + number(options.capacity) + " / " +
+                                number(options.block_bytes) + " * " + number(kIndexBytesPerBlock) + " = " +
+                                number(memory) + " bytes of memory, and " + number(options.max_index_bytes) +
+                                " are allowed; lower the capacity, or allow more");
   max_segments = static_cast<std::uint32_t>((options.capacity - kFixedBytes) / segment_bytes);
   max_rows = options.max_index_bytes ? options.max_index_bytes / kIndexBytesPerBlock : kNone - 1;
 
@@ -165,7 +169,8 @@ void DiskLog::Impl::recover() {
   const std::vector<std::string> files = device->list();
   start_manifest(files);
   next_sequence = manifest.floor + 1;
-  for (const auto& [ns, sequence] : manifest.tombstones) next_sequence = std::max(next_sequence, sequence + 1);
+  for (const auto& [ns, sequence] : manifest.tombstones)
+    next_sequence = std::max(next_sequence, sequence + 1);
 
   std::vector<std::pair<std::uint32_t, Key>> parents;
   std::vector<std::uint32_t> unsealed, empty;
@@ -226,7 +231,8 @@ void DiskLog::Impl::shrink() {
   while (present > max_segments) {
     std::uint32_t least = kNone;
     for (std::uint32_t i = 0; i < segments.size(); ++i)
-      if (segments[i].state != SegmentState::kAbsent && (least == kNone || segments[i].live < segments[least].live))
+      if (segments[i].state != SegmentState::kAbsent &&
+          (least == kNone || segments[i].live < segments[least].live))
         least = i;
     const std::vector<std::uint32_t> there = segments[least].rows;
     for (const std::uint32_t row : there)

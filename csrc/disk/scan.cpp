@@ -17,32 +17,55 @@ bool verifies(const Found& block, const std::byte* payload) {
   return true;
 }
 
+// A segment read from front to back, some megabytes at a time.
+class Window {
+ public:
+  Window(Blocking& blocking, int file, std::uint64_t end) : blocking_(blocking), file_(file), end_(end) {}
+  // `bytes` from `offset` on, valid until the next call; nullptr when they cannot be read.
+  const std::byte* at(std::uint64_t offset, std::uint64_t bytes) {
+    if (bytes > end_ || offset > end_ - bytes) return nullptr;
+    if (offset < begin_ || offset + bytes > begin_ + size_) {
+      begin_ = offset;
+      size_ = std::min(std::max(bytes, kWindow), end_ - offset);
+      if (size_ > room_) {
+        buffer_ = aligned(size_);
+        room_ = size_;
+      }
+      if (!blocking_.read(file_, begin_, buffer_.get(), size_)) size_ = 0;
+      if (size_ == 0) return nullptr;
+    }
+    return buffer_.get() + (offset - begin_);
+  }
+
+ private:
+  static constexpr std::uint64_t kWindow = 8u << 20;
+  Blocking& blocking_;
+  int file_;
+  std::uint64_t end_, begin_ = 0, size_ = 0, room_ = 0;
+  Aligned buffer_;
+};
+
 // Keeps the blocks whose payload verifies.
-void check_payloads(Blocking& blocking, int file, Scanned& scanned, std::vector<Found>& blocks) {
-  std::uint64_t largest = 0;
-  for (const Found& block : blocks) largest = std::max(largest, block.bytes);
-  const Aligned buffer = aligned(largest);
+void check_payloads(Window& window, Scanned& scanned, std::vector<Found>& blocks) {
   std::erase_if(blocks, [&](const Found& block) {
-    const bool good =
-        blocking.read(file, block.offset, buffer.get(), block.bytes) && verifies(block, buffer.get());
+    const std::byte* const payload = window.at(block.offset, block.bytes);
+    const bool good = payload && verifies(block, payload);
     ++(good ? scanned.verified : scanned.corrupt);
     return !good;
   });
 }
 
-void scan_groups(Blocking& blocking, int file, Scanned& scanned) {
+void scan_groups(Window& window, Scanned& scanned) {
   const SegmentHeader& header = *scanned.header;
-  Aligned page = aligned(kPage);
   while (scanned.end + kPage <= header.bytes) {
-    if (!blocking.read(file, scanned.end, page.get(), kPage)) break;
-    const std::uint32_t count = group_pages(page.get(), header, scanned.end);
+    const std::byte* at = window.at(scanned.end, kPage);
+    const std::uint32_t count = at ? group_pages(at, header, scanned.end) : 0;
     if (count == 0) break;
-    Aligned whole = aligned(count * kPage);
-    if (!blocking.read(file, scanned.end, whole.get(), count * kPage)) break;
-    auto blocks = parse_group(whole.get(), count, header, scanned.end);
+    at = window.at(scanned.end, count * kPage);
+    auto blocks = at ? parse_group(at, count, header, scanned.end) : std::nullopt;
     if (!blocks) break;
     scanned.end = blocks->back().offset + blocks->back().bytes;
-    check_payloads(blocking, file, scanned, *blocks);
+    check_payloads(window, scanned, *blocks);
     std::move(blocks->begin(), blocks->end(), std::back_inserter(scanned.blocks));
   }
 }
@@ -117,8 +140,10 @@ Scanned scan_segment(Device& device, int file, std::uint32_t number, std::uint64
   }
   scanned.header = parse_segment(page.get(), number, bytes, log_id);
   if (!scanned.header) return scanned;
+  Window window(blocking, file, bytes);
   std::optional<Footer> footer;
-  if (blocking.read(file, bytes - kPage, page.get(), kPage)) footer = parse_footer(page.get(), *scanned.header);
+  if (blocking.read(file, bytes - kPage, page.get(), kPage))
+    footer = parse_footer(page.get(), *scanned.header);
   if (footer) {
     const std::uint64_t size = padded(footer->index_bytes);
     const Aligned index = aligned(size);
@@ -126,18 +151,19 @@ Scanned scan_segment(Device& device, int file, std::uint32_t number, std::uint64
       if (auto blocks = parse_index({index.get(), footer->index_bytes}, *footer)) {
         scanned.sealed = true;
         scanned.end = footer->end;
-        if (payloads) check_payloads(blocking, file, scanned, *blocks);
+        if (payloads) check_payloads(window, scanned, *blocks);
         scanned.blocks = std::move(*blocks);
         return scanned;
       }
   }
-  scan_groups(blocking, file, scanned);
+  scan_groups(window, scanned);
   return scanned;
 }
 
 std::vector<std::byte> read_file(Device& device, int file, std::uint64_t limit) {
   const std::int64_t size = device.size(file);
-  const std::uint64_t bytes = std::min(limit, size > 0 ? static_cast<std::uint64_t>(size) : 0) / kPage * kPage;
+  const std::uint64_t bytes =
+      std::min(limit, size > 0 ? static_cast<std::uint64_t>(size) : 0) / kPage * kPage;
   const Aligned buffer = aligned(bytes);
   if (bytes == 0 || !Blocking(device).read(file, 0, buffer.get(), bytes)) return {};
   return {buffer.get(), buffer.get() + bytes};

@@ -1,11 +1,13 @@
 #pragma once
-// Reading a segment as recovery and inspection do: with nothing else in flight, and without changing anything.
+// Reading a segment as recovery and inspection do: with nothing else in flight, and without changing
+// anything.
 #include "disk/format.h"
 #include "kvarter/device.h"
 
 namespace kvarter::disk {
 
-// Transfers that wait, in pieces of a megabyte, several in flight. REQUIRES: aligned memory, offset and length.
+// Transfers that wait, in pieces of a megabyte, several in flight. REQUIRES: aligned memory, offset and
+// length.
 class Blocking {
  public:
   explicit Blocking(Device& device) : device_(device) {}

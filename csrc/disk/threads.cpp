@@ -91,7 +91,8 @@ class Threads final : public Directory {
 
 }  // namespace
 
-std::unique_ptr<Device> make_threads_device(const std::string& path, unsigned depth, const std::string& reason) {
+std::unique_ptr<Device> make_threads_device(const std::string& path, unsigned depth,
+                                            const std::string& reason) {
   return std::make_unique<Threads>(path, depth, reason);
 }
 

@@ -7,9 +7,9 @@ using namespace disk;
 
 const char* name(DiskReason reason) noexcept {
   static constexpr const char* kNames[] = {
-      "none",       "already_resident", "already_in_flight", "no_parent", "too_large",
+      "none",       "already_resident", "already_in_flight", "no_parent",    "too_large",
       "queue_full", "no_space",         "namespace_closed",  "write_failed", "shut_down",
-      "evicted",    "removed",          "invalidated",       "corrupt",   "read_failed",
+      "evicted",    "removed",          "invalidated",       "corrupt",      "read_failed",
       "orphaned",   "unsynced",         "not_found",         "wrong_length", "timed_out"};
   static_assert(std::size(kNames) == static_cast<std::size_t>(DiskReason::kCount));
   return kNames[static_cast<int>(reason)];

@@ -1,4 +1,5 @@
-// io_uring by its system calls. One thread submits and reaps; wake() writes to an eventfd that the ring reads.
+// io_uring by its system calls. One thread submits and reaps; wake() writes to an eventfd that the ring
+// reads.
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -179,7 +180,8 @@ class Uring final : public Directory {
         done.push_back({cqe.user_data, cqe.result});
     }
     ring_.cq_head->store(head, std::memory_order_release);
-    if (ring_.sq_head->load(std::memory_order_acquire) != ring_.sq_tail->load(std::memory_order_relaxed)) push();
+    if (ring_.sq_head->load(std::memory_order_acquire) != ring_.sq_tail->load(std::memory_order_relaxed))
+      push();
     if (!again) return;
     woken = true;
     listening_ = false;

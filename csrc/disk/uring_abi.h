@@ -1,5 +1,6 @@
 #pragma once
-// The kernel's io_uring interface, as much of it as we use: so that building needs no kernel header of some age.
+// The kernel's io_uring interface, as much of it as we use: so that building needs no kernel header of some
+// age.
 #include <cstdint>
 
 namespace kvarter::disk::uring {

@@ -9,7 +9,8 @@ namespace {
 
 using Block = std::pair<std::uint64_t, std::uint64_t>;  // text, number
 
-// What a caller knows while it works: which blocks it was told are safe, and what it has invalidated for good.
+// What a caller knows while it works: which blocks it was told are safe, and what it has invalidated for
+// good.
 struct Knowing {
   DiskWorld w{{{1, 1, true, {4096, 5000}}}, 5, 64 << 10};
   std::map<std::uint64_t, std::vector<Digest>> texts;
@@ -92,7 +93,9 @@ struct Knowing {
 
 }  // namespace
 
-TEST_CASE("wherever power is lost, what is served verifies, what was durable is there, what was invalidated is not") {
+TEST_CASE(
+    "wherever power is lost, what is served verifies, what was durable is there, what was invalidated is "
+    "not") {
   std::uint64_t points;
   {
     Knowing calm;

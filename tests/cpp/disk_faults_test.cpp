@@ -143,7 +143,8 @@ TEST_CASE("headers of an earlier epoch behind the tail are not there") {
   for (std::uint64_t id = 0; id < 30; ++id)
     if (w.log->contains(w.chain(text(id, 4)), 0, 3)) there.push_back(id);
   w.crash(1);
-  for (std::uint64_t id = 0; id < 20; ++id) CHECK(count(w.read(text(id, 4), {0, 0, 4}), Status::kCorrupt) == 0);
+  for (std::uint64_t id = 0; id < 20; ++id)
+    CHECK(count(w.read(text(id, 4), {0, 0, 4}), Status::kCorrupt) == 0);
   for (const std::uint64_t id : there) CHECK(w.log->contains(w.chain(text(id, 4)), 0, 3));
 }
 
@@ -179,7 +180,8 @@ TEST_CASE("either slot of the manifest alone remembers an invalidation; without 
     w.log.reset();
     Content manifest = w.disk->content("MANIFEST");
     for (int i = 0; i < 2; ++i)
-      if (slot == i || slot == 2) manifest[static_cast<std::size_t>(i) * disk::kSlotBytes + 40] ^= std::byte{4};
+      if (slot == i || slot == 2)
+        manifest[static_cast<std::size_t>(i) * disk::kSlotBytes + 40] ^= std::byte{4};
     w.disk->put("MANIFEST", manifest);
     w.start();
     CHECK(w.leading(text(1, 4)) == 0);
@@ -206,8 +208,10 @@ TEST_CASE("recovery of mutated images: no crash, no wrong byte, and the account 
         // Headers are where it hurts: most of the damage is at the beginning of a page.
         std::size_t at = random() % content.size();
         if (random() % 4) at = at / 4096 * 4096 + random() % 256 % (content.size() - at / 4096 * 4096);
-        const std::size_t length = std::min<std::size_t>(content.size() - at, 1 + random() % (random() % 8 ? 8 : 9000));
-        for (std::size_t i = 0; i < length; ++i) content[at + i] = random() % 3 ? std::byte(random()) : std::byte{0};
+        const std::size_t length =
+            std::min<std::size_t>(content.size() - at, 1 + random() % (random() % 8 ? 8 : 9000));
+        for (std::size_t i = 0; i < length; ++i)
+          content[at + i] = random() % 3 ? std::byte(random()) : std::byte{0};
       }
       if (random() % 3 == 0) {  // a header that verifies and says something else
         const std::size_t page = random() % (content.size() / 4096) * 4096;
@@ -233,7 +237,8 @@ TEST_CASE("recovery of mutated images: no crash, no wrong byte, and the account 
           std::memcpy(content.data() + content.size() - 4096, &footer, sizeof footer);
         }
       }
-      if (random() % 20 == 0) content.resize(random() % 3 ? random() % content.size() : content.size() + 5000);
+      if (random() % 20 == 0)
+        content.resize(random() % 3 ? random() % content.size() : content.size() + 5000);
       w.disk->put(name, content);
     }
     try {

@@ -200,7 +200,7 @@ TEST_CASE("a block whose bytes rot is corrupt, goes with its descendants, and is
       if (std::memcmp(content.data() + at, &word, 8) == 0) content[at + 77] ^= std::byte{1};
     w.disk->put(file, content);
   }
-  w.start();
+  w.crash(1);
   CHECK(w.leading(a) == 2);  // the tail was not sealed: its payloads were looked at
   CHECK(w.write(a).statuses[2] == Status::kOk);
   CHECK(count(w.read(a, {0, 0, 5}), Status::kOk) == 5);

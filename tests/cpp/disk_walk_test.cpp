@@ -14,7 +14,7 @@ struct Walk {
   DiskWorld w{{{1, 1, true, {4096}}, {1, 2, false, {6000, 100}}}, 6, 64 << 10, 9};
   std::mt19937_64 random{4};
   std::set<std::tuple<std::uint64_t, std::uint32_t, std::uint64_t>> written;  // may be there
-  std::set<std::tuple<std::uint64_t, std::uint32_t, std::uint64_t>> old;      // may be there only after a crash
+  std::set<std::tuple<std::uint64_t, std::uint32_t, std::uint64_t>> old;  // may be there only after a crash
   std::uint64_t hits = 0, crashes = 0;
 
   std::uint64_t below(std::uint64_t n) { return random() % n; }

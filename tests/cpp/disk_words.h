@@ -124,7 +124,8 @@ struct DiskWorld {
     check_bytes(digests, range, into, d);
     return d;
   }
-  void check_bytes(const std::vector<Digest>& digests, const Range& range, const Slots& into, const DiskDone& d) {
+  void check_bytes(const std::vector<Digest>& digests, const Range& range, const Slots& into,
+                   const DiskDone& d) {
     std::size_t at = 0;
     for (std::uint64_t b = 0; b < range.count; ++b)
       for (std::uint32_t s = 0; s < groups[range.group].shard_bytes.size(); ++s, ++at)

@@ -1,13 +1,14 @@
 #pragma once
 // The seam under the disk log: a directory of files, and batches of vectored reads, writes and syncs.
 //
-// Members: `io_uring` (raw system calls), `threads` (a pool of preadv, pwritev and fdatasync), `faulty` (a disk
-// in memory that fails, delays, shortens, and crashes on command). Both real ones open files with O_DIRECT
-// where the file system has it.
+// Members: `io_uring` (raw system calls), `threads` (a pool of preadv, pwritev and fdatasync), `faulty` (a
+// disk in memory that fails, delays, shortens, and crashes on command). Both real ones open files with
+// O_DIRECT where the file system has it.
 //
-// Threads: one, the log's, calls everything; wake() alone may come from any thread. submit never waits for the
-// device. When full: submit takes everything; the log keeps at most the depth it was opened with in flight.
-// Errors are values: a negative errno. What concerns the directory itself throws, at construction and in lock.
+// Threads: one, the log's, calls everything; wake() alone may come from any thread. submit never waits for
+// the device. When full: submit takes everything; the log keeps at most the depth it was opened with in
+// flight. Errors are values: a negative errno. What concerns the directory itself throws, at construction and
+// in lock.
 
 #include <sys/uio.h>
 
@@ -23,8 +24,8 @@ namespace kvarter {
 enum class IoOp : std::uint8_t { kRead, kWrite, kSync };
 
 // One operation on an open file. The vectors and what they point at are borrowed until it has been reaped.
-// REQUIRES: addresses, lengths and offset are multiples of 4096; kSync looks at `file` alone, and makes durable
-// what had been reaped before it was submitted.
+// REQUIRES: addresses, lengths and offset are multiples of 4096; kSync looks at `file` alone, and makes
+// durable what had been reaped before it was submitted.
 struct Io {
   IoOp op = IoOp::kRead;
   int file = -1;
@@ -78,8 +79,8 @@ class Device {
 // io_uring where the kernel refuses it, std::invalid_argument for another kind.
 std::unique_ptr<Device> make_device(const std::string& path, const std::string& kind, unsigned depth);
 
-// The medium below `faulty`: it outlives the devices on it, as a disk outlives a process. Writes lie in a cache
-// until they are synced; so do creations, renames and removals.
+// The medium below `faulty`: it outlives the devices on it, as a disk outlives a process. Writes lie in a
+// cache until they are synced; so do creations, renames and removals.
 //
 // Threads: any; one mutex.
 class FaultyDisk {
@@ -89,7 +90,7 @@ class FaultyDisk {
     std::uint64_t short_every = 0;  // every n-th transfer of more than a page stops after a part of its pages
     std::uint64_t hold = 0;         // an operation is done after so many reaps
     std::uint64_t bytes = ~std::uint64_t{0};  // creating past them is ENOSPC
-    std::uint64_t crash_at = 0;     // at the n-th write, sync, rename, creation or removal from now; 0: never
+    std::uint64_t crash_at = 0;  // at the n-th write, sync, rename, creation or removal from now; 0: never
   };
   explicit FaultyDisk(std::uint64_t seed = 0);
   ~FaultyDisk();
@@ -99,8 +100,8 @@ class FaultyDisk {
   std::uint64_t points() const;
   // Whether crash_at has been reached. Everything since then has failed, and left no trace.
   bool crashed() const;
-  // Power is lost. Of what was not synced, some 512-byte sectors arrive, in any order; of what was done to the
-  // directory, the first so many. Devices opened before are dead. Faults are reset.
+  // Power is lost. Of what was not synced, some 512-byte sectors arrive, in any order; of what was done to
+  // the directory, the first so many. Devices opened before are dead. Faults are reset.
   void crash(std::uint64_t seed);
   // The file as a reader sees it, and the same from elsewhere: for tests that damage it. Durable at once.
   std::vector<std::string> files() const;
