@@ -11,6 +11,8 @@ from kvarter import __version__
 from kvarter.cli import config
 from kvarter.cli.doctor import doctor
 from kvarter.cli.output import AsJson, fail
+from kvarter.cli.plan import plan
+from kvarter.cli.replay import replay
 from kvarter.demo import run
 from kvarter.demo.scenario import Note
 from kvarter.demo.scenario import Progress as Done
@@ -22,6 +24,8 @@ app = typer.Typer(
 )
 app.add_typer(config.app, name="config")
 app.command()(doctor)
+app.command()(replay)
+app.command()(plan)
 _stderr = Console(stderr=True)
 
 _STEPS = {
