@@ -153,6 +153,7 @@ void register_index(py::module_& m) {
   m.attr("SLOT_DTYPE") = py::dtype::of<Slot>();
   m.attr("LAYOUT_VERSION") = kLayoutVersion;
   m.attr("GRANULE") = kGranule;
+  m.attr("MOST_OFFERED") = kMostOffered;
 
   py::native_enum<LeaseKind>(m, "LeaseKind", "enum.IntEnum", "What a lease is for.")
       .value("Read", LeaseKind::kRead)

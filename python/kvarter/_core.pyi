@@ -15,6 +15,7 @@ Slots: TypeAlias = npt.NDArray[np.void]  # of SLOT_DTYPE: record, arena, offset,
 
 __version__: str
 GRANULE: Final[int]
+MOST_OFFERED: Final[int]
 LAYOUT_VERSION: Final[int]
 REASONS: Final[tuple[str, ...]]
 SLOT_DTYPE: Final[np.dtype[np.void]]

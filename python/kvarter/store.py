@@ -14,12 +14,14 @@ from . import _core
 from .errors import AuditError, CapacityError, ConfigError
 from .geometry import Geometry
 from .keys import Namespace
-from .policy import AlwaysLoad, LoadPolicy
-from .sequence import Sequence
+from .policy import CONTINUES, DEFAULT, ENDS, HIGH, LOW, NO_HINT, AlwaysLoad, LoadPolicy, named
+from .policy.placement import Placement
+from .sequence import Digests, Sequence
 from .transfers import Match, Reservation, Ticket, _Resident
 
 DEFAULT_BLOCK_BYTES = 16 << 10  # slot records are made for blocks of at least this size on average
 _MAX_HINTS = 4096
+_MAX_ASKED, _MAX_SESSIONS = 4096, 512  # requests and sessions that are remembered
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,15 @@ class Hint:
     returns_within: float | None = None
     priority: int = 0
     ttl: float | None = None
+    said_at: float = 0.0
+
+    def code(self, now: float) -> int:
+        """What a policy is told at `now` seconds; a promise whose time is over says nothing any more."""
+        if self.ends:
+            return ENDS
+        if self.returns_within is not None:
+            return CONTINUES if now <= self.said_at + self.returns_within else NO_HINT
+        return HIGH if self.priority > 0 else LOW if self.priority < 0 else NO_HINT
 
 
 class Store:
@@ -38,7 +49,8 @@ class Store:
 
     dram: bytes of payload memory. max_blocks: slot records, one for each shard of a block (default: one for every
     16 KiB of the pool). hold_seconds: how long a match stays true without being loaded. headroom: share of the pool
-    that is kept free in the background, so that a put finds room at once. clock: where time comes from.
+    that is kept free in the background, so that a put finds room at once. clock: where time comes from. policy: the
+    placement policy's name (`kvarter.policy.POLICIES`).
 
     Raises `CapacityError`, with the numbers, when the pool does not fit the host's memory or the cgroup.
     Thread-safe, except for the Sequences given to it. No call blocks on another one's work.
@@ -55,7 +67,9 @@ class Store:
         load_policy: LoadPolicy | None = None,
         clock: _core.Clock | None = None,
         populate: bool = True,
+        policy: str = DEFAULT,
     ) -> None:
+        kind = named(policy)
         if dram < 2 << 20:
             raise ConfigError(f"a pool of {dram} bytes; expected at least 2 MiB")
         slots = max_blocks or max(dram // DEFAULT_BLOCK_BYTES, 64)
@@ -71,7 +85,10 @@ class Store:
         self.index = _core.Index(self.pool, self._clock, slots, hold_share, headroom)
         self._spaces: dict[bytes, tuple[int, Geometry]] = {}
         self._holds: OrderedDict[str, tuple[int, int]] = OrderedDict()  # (lease, deadline), the oldest first
+        self._placement = Placement(self.index, kind(slots), self._seconds)
         self._hints: OrderedDict[str, Hint] = OrderedDict()
+        self._asked: OrderedDict[str, None] = OrderedDict()  # requests that the policy knows
+        self._sessions: OrderedDict[str, tuple[Sequence, int]] = OrderedDict()  # the last match, and its boundary
         self._ticks_elsewhere = False
         self._not_worthwhile = 0
 
@@ -106,13 +123,15 @@ class Store:
         have_tokens: int = 0,
         request: str | None = None,
         owner: int = 0,
+        session: str | None = None,
     ) -> Match:
         """The longest boundary of at most `limit` tokens that all required groups can serve.
 
         limit: default one less than the sequence has, since the engine must compute at least one token.
         have_tokens: what the engine has cached itself; blocks wholly below it are not loaded, and a boundary that
         adds nothing is no hit. request: takes a soft hold under this name, so that the answer is still true at
-        `load`; it ends at load, at the next match of the same name, or after `hold_seconds`.
+        `load`; it ends at load, at the next match of the same name, or after `hold_seconds`. session: whose hints
+        this request has.
         """
         self._tick()
         ns, geometry = self._space(sequence.namespace)
@@ -123,6 +142,7 @@ class Store:
         chain = sequence.chain(ns)
         resident = _Resident(self.index, chain)
         boundary = geometry.boundary(resident, min(limit, sequence.units * geometry.unit_tokens))
+        self._tell(sequence, chain, geometry, boundary, request, session)
         if boundary <= have_tokens:
             return Match(sequence, 0, have_tokens, ())
         blocks = [
@@ -202,6 +222,8 @@ class Store:
                 self.index.reserve(chain, (group, run.start, len(run)), shards, owner, until)
                 for run in _runs(need)
             ]
+            for run in _runs(need):
+                self._placement.stored(chain, geometry, _whole(sequence), group, run)
             if results:
                 status, reasons, handles, slots = (
                     np.concatenate(column) for column in zip(*results, strict=True)
@@ -212,11 +234,57 @@ class Store:
     # --- wishes
 
     def hint(self, session: str, **wishes: Any) -> None:
-        """Says what is known about a session's future: ends, returns_within, priority, ttl. Kept for the policy."""
-        self._hints[session] = Hint(session, **wishes)
+        """Says what is known about a session's future, for its blocks and its next requests.
+
+        ends: nothing follows. returns_within: seconds in which the next request comes; after them it says nothing.
+        priority: above 0 counts for more than others, below for less. ttl: pins for that many seconds what the
+        session's last match found. The policy learns what hints are worth: one that is wrong soon means nothing.
+        """
+        self._hints[session] = Hint(session, said_at=self._seconds(), **wishes)
+        self._act_on(self._hints[session])
         self._hints.move_to_end(session)
         while len(self._hints) > _MAX_HINTS:
             self._hints.popitem(last=False)
+
+    def _act_on(self, hint: Hint) -> None:
+        last = self._sessions.get(hint.session)
+        if last is None or not last[0].units:
+            return
+        sequence, boundary = last
+        ns, geometry = self._space(sequence.namespace)
+        self._placement.rehint(
+            sequence.chain(ns), geometry, _whole(sequence), hint.code(self._seconds())
+        )
+        if hint.ttl is not None and boundary:
+            self.pin(sequence, hint.ttl, tokens=boundary)
+
+    def _tell(
+        self,
+        sequence: Sequence,
+        chain: _core.Chain,
+        geometry: Geometry,
+        boundary: int,
+        request: str | None,
+        session: str | None,
+    ) -> None:
+        """Tells the policy of a request, once."""
+        if request is not None:
+            if request in self._asked:
+                return
+            _remember(self._asked, request, None, _MAX_ASKED)
+        hint = NO_HINT
+        if session is not None:
+            _remember(self._sessions, session, (sequence, boundary), _MAX_SESSIONS)
+            if session in self._hints:
+                hint = self._hints[session].code(self._seconds())
+        self._placement.asked(chain, geometry, _whole(sequence), boundary // geometry.unit_tokens, hint)
+
+    def share(self, namespace: Namespace, *, floor: int = 0, quota: int = 0) -> None:
+        """Bytes that evictions for others leave to a namespace, and above which its own blocks go first; 0: none.
+
+        Raises ValueError when all floors come to more than the pool, or a floor is above its quota.
+        """
+        self.index.set_share(self._space(namespace)[0], floor, quota)
 
     def pin(self, sequence: Sequence, ttl: float, *, tokens: int | None = None) -> int | None:
         """Keeps the blocks of the longest boundary up to `tokens` for `ttl` seconds; None when there are none."""
@@ -248,7 +316,13 @@ class Store:
 
     def stats(self) -> dict[str, int]:
         """Counters since start: blocks and bytes by what became of them (csrc/include/kvarter/index.h)."""
-        return {**self.index.counters(), "not_worthwhile": self._not_worthwhile, "hints": len(self._hints)}
+        return {
+            **self.index.counters(),
+            "not_worthwhile": self._not_worthwhile,
+            "hints": len(self._hints),
+            "policy_bytes": self._placement.policy.state_bytes,
+            "policy_passes": self._placement.passes,
+        }
 
     def exports(self) -> list[tuple[int, int, int, int]]:
         """(descriptor, bytes, kind, arena) of every memfd that a mapper gets, as the node hands them out."""
@@ -263,7 +337,11 @@ class Store:
     def _deadline(self, seconds: float) -> int:
         return self._clock.now() + int(seconds * 1e9)
 
+    def _seconds(self) -> float:
+        return self._clock.now() / 1e9
+
     def _tick(self) -> None:
+        self._placement.tick()
         if not self._ticks_elsewhere:
             for (
                 owner,
@@ -287,6 +365,18 @@ class Store:
         """Ends all holds. The memory goes with the last reference."""
         for request in list(self._holds):
             self.drop_hold(request)
+
+
+def _whole(sequence: Sequence) -> Digests:
+    """The digests from token 0 on; none where the sequence begins later, which a policy cannot follow."""
+    return sequence.digests if len(sequence.digests) == sequence.units else sequence.digests[:0]
+
+
+def _remember(kept: OrderedDict[str, Any], name: str, what: Any, most: int) -> None:
+    kept[name] = what
+    kept.move_to_end(name)
+    while len(kept) > most:
+        kept.popitem(last=False)
 
 
 def _runs(blocks: Seq[int]) -> Iterator[range]:

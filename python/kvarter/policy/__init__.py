@@ -2,7 +2,7 @@
 
 from ..errors import ConfigError
 from .arc import Arc
-from .base import CONTINUES, ENDS, NO_HINT, Columns, Policy
+from .base import CONTINUES, ENDS, HIGH, LOW, NO_HINT, Columns, Policy
 from .fifo import Fifo
 from .hazard import Hazard
 from .lfu import Lfu
@@ -23,6 +23,6 @@ def named(name: str) -> type[Policy]:
 
 
 __all__ = [
-    *("CONTINUES", "DEFAULT", "ENDS", "NO_HINT", "POLICIES"),
+    *("CONTINUES", "DEFAULT", "ENDS", "HIGH", "LOW", "NO_HINT", "POLICIES"),
     *("AlwaysLoad", "Columns", "LoadPolicy", "Policy", "named"),
 ]

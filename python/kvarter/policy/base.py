@@ -18,8 +18,10 @@ Scores = npt.NDArray[np.float64]
 Keys = npt.NDArray[np.uint64]
 Classes = npt.NDArray[np.uint16]
 
-NO_HINT, CONTINUES, ENDS = 0, 1, 2
-"""What a caller said about a request: nothing; its session will go on; it will not."""
+NO_HINT, CONTINUES, ENDS, HIGH, LOW = range(5)
+"""What a caller said about a request: nothing; its session goes on; it ends; it matters more, or less, than others."""
+SUPERSEDED = 0x8000
+"""Flag of a class: a later boundary of the same chain has been stored. It goes first, unless it was hit twice."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class Policy:
     name: ClassVar[str]
     learns: ClassVar[bool] = False
     """Whether `observe` does anything: a live store then calls it once for each request."""
+    ranks: ClassVar[bool] = True
+    """False: leave it to the index, which evicts the least recently used by itself."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = max(capacity, 1)
@@ -66,6 +70,10 @@ class Policy:
     def classes(self, keys: Keys) -> Classes | None:
         """Classes of blocks that are being stored, of a request that was observed."""
         return None
+
+    def hinted(self, classes: Classes, hint: int) -> Classes:
+        """The same classes after the caller has said more."""
+        return classes
 
     @property
     def state_bytes(self) -> int:

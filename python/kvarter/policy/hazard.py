@@ -17,8 +17,10 @@ from .survival import Survival, bins
 _USES = 4  # kinds of blocks by uses: 1, 2, 3, more
 _TURNS = 4
 _SHARES = 4  # of a request's blocks that were seen before: none, less than half, half or more, all
-_HINTS = 3
-CLASSES = _HINTS * 2 * _TURNS * _SHARES * _USES
+_HINTS = 5
+_UNHINTED = 2 * _TURNS * _SHARES * _USES
+CLASSES = _HINTS * _UNHINTED
+_FACTOR = np.array([1.0, 1.0, 1.0, 2.0, 0.5])  # a wish weighs that much at most
 _END, _TURN = 0x80, 0x03  # flags in the history: a request ended about here; its turn
 _LEARN_EVERY = 64  # requests
 _SAMPLE = 1 << 15  # entries of the history that are learned from: any part of it is a fair sample
@@ -37,7 +39,8 @@ class Hazard(Policy):
 
     def score(self, columns: Columns, rows: Rows, now: float) -> Scores:
         age = now - columns.last_use[rows] / 1e9
-        worth = self._survival.worth[columns.klass[rows] % CLASSES, bins(age)]
+        klass = columns.klass[rows] % CLASSES
+        worth = self._survival.worth[klass, bins(age)] * _FACTOR[klass // _UNHINTED]
         return np.asarray(worth - age * 1e-12)  # among equals the older one goes
 
     def observe(self, keys: Keys, resident: int, now: float, hint: int = NO_HINT) -> Classes | None:
@@ -60,6 +63,8 @@ class Hazard(Policy):
         self._requests += 1
         if self._requests % _LEARN_EVERY == 0:
             self._fit(now)
+        else:
+            self._survival.step()
         return classes
 
     def classes(self, keys: Keys) -> Classes | None:
@@ -69,6 +74,9 @@ class Hazard(Policy):
         # What the request's answer added is like the last block before it.
         last = np.maximum.accumulate(np.where(seen.known, np.arange(len(keys)), 0))
         return seen.klass[last].astype(np.uint16)
+
+    def hinted(self, classes: Classes, hint: int) -> Classes:
+        return (classes % _UNHINTED + hint * _UNHINTED).astype(np.uint16)
 
     @property
     def state_bytes(self) -> int:

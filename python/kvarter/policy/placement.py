@@ -17,13 +17,14 @@ import numpy.typing as npt
 
 from .. import _core
 from ..geometry import Full, Geometry
-from .base import NO_HINT, Classes, Columns, Keys, Policy
+from .base import NO_HINT, SUPERSEDED, Classes, Columns, Keys, Policy
 
 PASS_SECONDS = 0.0005
 _RESIDENT = 2  # RowState, csrc/index/columns.h
 _LEAST_ROWS, _MOST_ROWS = 256, 1 << 16
 _CHOSEN = 8  # of the leaves in a sample, one in so many is offered: the worst of those looked at
 _MOST_WAITING = 256  # requests that wait to be observed; more are not learned from
+_LOOKED_BACK = 256  # blocks of a window or states that a later boundary supersedes
 _UNITS_AT_ONCE = 512  # classified in one call, which holds the index's mutex
 
 
@@ -52,7 +53,7 @@ class _Asked:
 class Placement:
     """One policy beneath one index. Thread-safe: who comes while another is at it goes on at once.
 
-    seconds: the index's clock. tokens_by_bytes: group-aware value is the policy's score alone; see `rank`.
+    seconds: the index's clock.
     """
 
     def __init__(self, index: _core.Index, policy: Policy, seconds: Callable[[], float]) -> None:
@@ -73,7 +74,6 @@ class Placement:
         self._at = 0
         self._sample = min(4096, self._total)
         self._waiting: deque[_Asked] = deque(maxlen=_MOST_WAITING)
-        self._first: set[tuple[int, int]] = set()
         self.passes = 0
         self.longest = 0.0  # seconds of a pass
 
@@ -92,7 +92,12 @@ class Placement:
             self._waiting.append(_Asked(chain, geometry, digests, resident, hint, self._seconds()))
 
     def stored(self, chain: _core.Chain, geometry: Geometry, digests: npt.NDArray[np.uint8], group: int, run: range) -> None:
-        """Blocks `run` of a group were reserved: they get the classes of the request that they belong to."""
+        """Blocks `run` of a group were reserved: they get the classes of the request that they belong to. What the
+        same chain has of a window or of states before them is superseded.
+        """
+        if not isinstance(geometry.groups[group].lifetime, Full) and run.start:
+            before = range(max(run.start - _LOOKED_BACK, 0), run.start)
+            self._index.classify(chain, group, before.start, np.full(len(before), SUPERSEDED, np.uint16))
         if not self.policy.learns:
             return
         with self._lock:
@@ -102,11 +107,20 @@ class Placement:
         if classes is not None:
             self._index.classify(chain, group, run.start, classes)
 
+    def rehint(
+        self, chain: _core.Chain, geometry: Geometry, digests: npt.NDArray[np.uint8], hint: int
+    ) -> None:
+        """The blocks of this chain, as far as they are here, count as the caller now says."""
+        with self._lock:
+            classes = self.policy.classes(_keys(digests)) if self.policy.learns and len(digests) else None
+        if classes is not None:
+            self.classify(chain, geometry, self.policy.hinted(classes, hint))
+
     # --- the work of a tick
 
     def tick(self) -> None:
         """Observes what was asked, and ranks victims while the index wants some: at most a pass of each."""
-        if not self._waiting and not self._index.victims_wanted:
+        if not self._waiting and not (self.policy.ranks and self._index.victims_wanted):
             return
         if not self._lock.acquire(blocking=False):
             return
@@ -114,7 +128,7 @@ class Placement:
             begun = perf_counter()
             while self._waiting and perf_counter() - begun < PASS_SECONDS / 2:
                 self._observe(self._waiting.popleft())
-            wanted = self._index.victims_wanted
+            wanted = self._index.victims_wanted if self.policy.ranks else 0
             if wanted > _core.MOST_OFFERED // 2:
                 self._rank(wanted)
         finally:
@@ -146,6 +160,8 @@ class Placement:
         if len(rows):
             generations = raw["generation"][rows]
             scores = self.policy.score(self._columns, rows, self._seconds())
+            past = (raw["klass"][rows] & SUPERSEDED != 0) & (raw["hits"][rows] < 2)
+            scores[past] -= np.ptp(scores) + 1.0
             count = min(max(len(rows) // _CHOSEN, 1), wanted)
             worst = np.argpartition(scores, count - 1)[:count]
             worst = worst[np.argsort(scores[worst])]

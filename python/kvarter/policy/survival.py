@@ -19,6 +19,7 @@ _EDGES = np.concatenate([[0.0], _FIRST * 2.0 ** (np.arange(BINS) / _PER_OCTAVE)]
 _WIDTHS = np.diff(_EDGES)
 _LATER = np.tri(BINS, dtype=bool).T  # [a, x]: the horizon x is not before age a
 _TRUST = 20.0  # spells of a class that weigh as much as all classes together
+_AT_ONCE = 8  # classes whose worth is computed in one step
 _HALF_LIFE = 1 << 18  # spells after which what was seen counts half
 
 
@@ -35,6 +36,7 @@ class Survival:
         self._used = np.zeros((classes, BINS))  # spells that ended by a use, by age
         self._cut = np.zeros((classes, BINS))
         self._spells = 0.0
+        self._due: list[tuple[npt.NDArray[np.int64], _Floats]] = []  # classes and their hazards
         self.worth = np.tile(1.0 / (_EDGES[1:] + _FIRST), (classes, 1))  # until anything is known: LRU
 
     @property
@@ -50,7 +52,7 @@ class Survival:
             self._cut /= 2
 
     def fit(self, classes: npt.NDArray[np.int64], ages: _Floats) -> None:
-        """Learns from all spells so far; `classes` and `ages` are those of blocks that wait now."""
+        """Learns from all spells so far, in steps; `classes` and `ages` are those of blocks that wait now."""
         count = len(self._used)
         waiting = np.bincount(classes * BINS + bins(ages), minlength=count * BINS).reshape(count, BINS)
         cut = self._cut + waiting
@@ -58,7 +60,18 @@ class Survival:
         used, cut = self._used[present], cut[present]
         at_risk = np.cumsum((used + cut)[:, ::-1], 1)[:, ::-1] - cut / 2
         pooled = used.sum(0) / (at_risk.sum(0) + 1.0)
-        self.worth[present] = gittins((used + _TRUST * pooled) / (at_risk + _TRUST))
+        hazards = (used + _TRUST * pooled) / (at_risk + _TRUST)
+        self._due = [
+            (present[at : at + _AT_ONCE], hazards[at : at + _AT_ONCE])
+            for at in range(0, len(present), _AT_ONCE)
+        ]
+        self.step()
+
+    def step(self) -> None:
+        """Brings a few classes up to date; all of them within as many calls as there are classes over 8."""
+        if self._due:
+            classes, hazards = self._due.pop()
+            self.worth[classes] = gittins(hazards)
 
 
 def gittins(hazard: _Floats) -> _Floats:
