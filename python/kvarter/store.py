@@ -21,7 +21,7 @@ from .transfers import Match, Reservation, Ticket, _Resident
 
 DEFAULT_BLOCK_BYTES = 16 << 10  # slot records are made for blocks of at least this size on average
 _MAX_HINTS = 4096
-_MAX_ASKED, _MAX_SESSIONS = 4096, 512  # requests and sessions that are remembered
+_ASKED, _MAX_SESSIONS = 1 << 12, 512  # requests and sessions that are remembered
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,12 @@ class Store:
         self._holds: OrderedDict[str, tuple[int, int]] = OrderedDict()  # (lease, deadline), the oldest first
         self._placement = Placement(self.index, kind(slots), self._seconds)
         self._hints: OrderedDict[str, Hint] = OrderedDict()
-        self._asked: OrderedDict[str, None] = OrderedDict()  # requests that the policy knows
-        self._sessions: OrderedDict[str, tuple[Sequence, int]] = OrderedDict()  # the last match, and its boundary
+        self._asked = np.zeros(
+            _ASKED, np.int64
+        )  # hashes of requests that the policy knows, each at its place
+        self._sessions: OrderedDict[str, tuple[Sequence, int]] = (
+            OrderedDict()
+        )  # the last match, and its boundary
         self._ticks_elsewhere = False
         self._not_worthwhile = 0
 
@@ -252,9 +256,7 @@ class Store:
             return
         sequence, boundary = last
         ns, geometry = self._space(sequence.namespace)
-        self._placement.rehint(
-            sequence.chain(ns), geometry, _whole(sequence), hint.code(self._seconds())
-        )
+        self._placement.rehint(sequence.chain(ns), geometry, _whole(sequence), hint.code(self._seconds()))
         if hint.ttl is not None and boundary:
             self.pin(sequence, hint.ttl, tokens=boundary)
 
@@ -269,12 +271,16 @@ class Store:
     ) -> None:
         """Tells the policy of a request, once."""
         if request is not None:
-            if request in self._asked:
+            name = hash(request)
+            if self._asked[name % _ASKED] == name:
                 return
-            _remember(self._asked, request, None, _MAX_ASKED)
+            self._asked[name % _ASKED] = name
         hint = NO_HINT
         if session is not None:
-            _remember(self._sessions, session, (sequence, boundary), _MAX_SESSIONS)
+            self._sessions[session] = sequence, boundary
+            self._sessions.move_to_end(session)
+            while len(self._sessions) > _MAX_SESSIONS:
+                self._sessions.popitem(last=False)
             if session in self._hints:
                 hint = self._hints[session].code(self._seconds())
         self._placement.asked(chain, geometry, _whole(sequence), boundary // geometry.unit_tokens, hint)
@@ -370,13 +376,6 @@ class Store:
 def _whole(sequence: Sequence) -> Digests:
     """The digests from token 0 on; none where the sequence begins later, which a policy cannot follow."""
     return sequence.digests if len(sequence.digests) == sequence.units else sequence.digests[:0]
-
-
-def _remember(kept: OrderedDict[str, Any], name: str, what: Any, most: int) -> None:
-    kept[name] = what
-    kept.move_to_end(name)
-    while len(kept) > most:
-        kept.popitem(last=False)
 
 
 def _runs(blocks: Seq[int]) -> Iterator[range]:

@@ -17,7 +17,8 @@ def figure(rows: int = 1) -> tuple[Any, Any]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    return pyplot.subplots(rows, 1, figsize=(8, 5 * rows), squeeze=False, layout="constrained")
+    drawn, axes = pyplot.subplots(rows, 1, figsize=(8, 5 * rows), squeeze=False, layout="constrained")
+    return drawn, axes
 
 
 def save(drawn: Any, path: Path) -> None:

@@ -33,9 +33,7 @@ def replay(
     second: Annotated[
         str | None, typer.Option(help="Capacity of a second tier, which holds what the first does not.")
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(help="Name or config.json: says what a block weighs.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(help="Name or config.json: says what a block weighs.")] = None,
     generate: Annotated[
         str | None, typer.Option(help="Replay a synthetic trace instead: chat, agents or rag.")
     ] = None,
@@ -66,7 +64,8 @@ def replay(
     """
     from kvarter.plan import model as named_model
     from kvarter.policy import named
-    from kvarter.trace import SHAPES, Trace, TraceError, generate as make, infinite, read
+    from kvarter.trace import SHAPES, Trace, TraceError, infinite, read
+    from kvarter.trace import generate as make
     from kvarter.trace.generate import save as write
 
     names = [name for said in policy or DEFAULTS for name in said.split(",")]
@@ -141,7 +140,8 @@ def _row(
     advance: Any,
 ) -> dict[str, Any]:
     from kvarter.policy import named
-    from kvarter.trace import optimum, replay as run
+    from kvarter.trace import optimum
+    from kvarter.trace import replay as run
 
     first = size.of(trace.unique, block_bytes)
     blocks = first + (below[0].of(trace.unique, block_bytes) if below else 0)
@@ -200,7 +200,9 @@ def _progress(total: int) -> Iterator[Any]:
         yield advance
 
 
-def _show(about: list[dict[str, Any]], rows: list[dict[str, Any]], names: list[str], sizes: list[str]) -> None:
+def _show(
+    about: list[dict[str, Any]], rows: list[dict[str, Any]], names: list[str], sizes: list[str]
+) -> None:
     console = Console()
     for trace in about:
         skipped = f", {trace['skipped_lines']} lines skipped" if trace["skipped_lines"] else ""

@@ -58,9 +58,7 @@ def _layers(fields: Fields) -> list[str]:
         return [str(kind) for kind in fields["layer_types"]]
     every = fields.get("sliding_window_pattern") or fields.get("full_attention_interval") or 0
     other = "sliding_attention" if "sliding_window_pattern" in fields else "linear_attention"
-    return [
-        "full_attention" if not every or (layer + 1) % every == 0 else other for layer in range(count)
-    ]
+    return ["full_attention" if not every or (layer + 1) % every == 0 else other for layer in range(count)]
 
 
 def _dense(fields: Fields) -> list[Part]:
@@ -92,7 +90,9 @@ def _v4(fields: Fields) -> list[Part]:
     if sources is not None:
         ratios = [ratios[layer] for layer in sorted({*sources})]
     plain = len(ratios) - ratios.count(4) - ratios.count(128)
-    parts = deepseek_v4("", ratios.count(4), ratios.count(128), plain, replays_window=sources is not None).parts
+    parts = deepseek_v4(
+        "", ratios.count(4), ratios.count(128), plain, replays_window=sources is not None
+    ).parts
     return list(parts)
 
 
@@ -102,7 +102,9 @@ def _kimi(fields: Fields) -> list[Part]:
     conv = 3 * heads * width * (int(linear["short_conv_kernel_size"]) - 1) * 2
     return [
         state("KDA state", len(linear["kda_layers"]), heads * width * width * 4 + conv),
-        full("MLA", len(linear["full_attn_layers"]), 2 * (fields["kv_lora_rank"] + fields["qk_rope_head_dim"])),
+        full(
+            "MLA", len(linear["full_attn_layers"]), 2 * (fields["kv_lora_rank"] + fields["qk_rope_head_dim"])
+        ),
     ]
 
 

@@ -102,7 +102,9 @@ MODELS: dict[str, Model] = {
             "qwen3-next-80b",
             (state("GDN state", 36, 32 * 128 * 128 * 4 + 48 * KIB), full("attention", 12, 2 * 2 * 256 * 2)),
         ),
-        Model("gemma-3-27b", (full("global", 10, 2 * 16 * 128 * 2), window("local", 52, 2 * 16 * 128 * 2, 1024))),
+        Model(
+            "gemma-3-27b", (full("global", 10, 2 * 16 * 128 * 2), window("local", 52, 2 * 16 * 128 * 2, 1024))
+        ),
         Model("gpt-oss-120b", (full("full", 18, 2 * 8 * 64 * 2), window("sliding", 18, 2 * 8 * 64 * 2, 128))),
         Model("gpt-oss-20b", (full("full", 12, 2 * 8 * 64 * 2), window("sliding", 12, 2 * 8 * 64 * 2, 128))),
         Model("minimax-m3", (full("K and V, fp8", 60, 2 * 4 * 128), full("sparse index, fp8", 57, 128))),

@@ -23,6 +23,16 @@ def named(name: str) -> type[Policy]:
 
 
 __all__ = [
-    *("CONTINUES", "DEFAULT", "ENDS", "HIGH", "LOW", "NO_HINT", "POLICIES"),
-    *("AlwaysLoad", "Columns", "LoadPolicy", "Policy", "named"),
+    "CONTINUES",
+    "DEFAULT",
+    "ENDS",
+    "HIGH",
+    "LOW",
+    "NO_HINT",
+    "POLICIES",
+    "AlwaysLoad",
+    "Columns",
+    "LoadPolicy",
+    "Policy",
+    "named",
 ]

@@ -49,7 +49,7 @@ class Arc(Textbook):
                 oldest = oldest[np.argpartition(last_use[oldest], excess - 1)[:excess]]
             scores[oldest] -= 1.0
         scores[once & (scores >= 1.0)] += 1.0
-        return scores
+        return np.asarray(scores)
 
     @property
     def state_bytes(self) -> int:

@@ -58,7 +58,9 @@ class Hazard(Policy):
         uses[:known] = np.maximum(uses[:known], 1)
         classes = (request * _USES + np.minimum(uses, _USES - 1)).astype(np.uint16)
         flag = np.full(len(keys), turn)
-        flag[-2:] |= _END  # the last one may be cut off inside a block, and be another when the session goes on
+        flag[-2:] |= (
+            _END  # the last one may be cut off inside a block, and be another when the session goes on
+        )
         self._history.put(keys, seen, now, classes, flag)
         self._requests += 1
         if self._requests % _LEARN_EVERY == 0:
@@ -73,7 +75,7 @@ class Hazard(Policy):
             return None
         # What the request's answer added is like the last block before it.
         last = np.maximum.accumulate(np.where(seen.known, np.arange(len(keys)), 0))
-        return seen.klass[last].astype(np.uint16)
+        return np.asarray(seen.klass[last], np.uint16)
 
     def hinted(self, classes: Classes, hint: int) -> Classes:
         return (classes % _UNHINTED + hint * _UNHINTED).astype(np.uint16)

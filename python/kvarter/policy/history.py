@@ -65,7 +65,9 @@ class History:
             entries["when"],
         )
 
-    def put(self, keys: Keys, seen: Seen, now: float, classes: Classes, flags: int | npt.NDArray[Any]) -> None:
+    def put(
+        self, keys: Keys, seen: Seen, now: float, classes: Classes, flags: int | npt.NDArray[Any]
+    ) -> None:
         """Remembers the request that `seen` was said of: one more use of each block, now."""
         entries = np.empty(len(keys), _ENTRY)
         entries["tag"], entries["klass"], entries["flags"], entries["when"] = _tags(keys), classes, flags, now

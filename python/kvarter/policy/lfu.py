@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from heapq import heappop, heappush
 
+import numpy as np
+
 from .base import Columns, Rows, Scores
 from .textbook import Textbook
 
@@ -19,7 +21,7 @@ class Lfu(Textbook):
 
     def score(self, columns: Columns, rows: Rows, now: float) -> Scores:
         last_use = columns.last_use[rows].astype(float)
-        return columns.hits[rows] + last_use / (last_use.max(initial=0.0) + 1.0)
+        return np.asarray(columns.hits[rows] + last_use / (last_use.max(initial=0.0) + 1.0))
 
     def __contains__(self, key: int) -> bool:
         return key in self._uses

@@ -35,7 +35,8 @@ class _Born:
         self._entry, self._slot = entry, slot
 
     def __getitem__(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.generic]:
-        return self._entry[np.minimum(self._slot[rows].astype(np.int64), len(self._entry) - 1)]
+        slots = np.minimum(self._slot[rows].astype(np.int64), len(self._entry) - 1)
+        return np.asarray(self._entry[slots])
 
 
 @dataclass
@@ -91,7 +92,9 @@ class Placement:
         if self.policy.learns and len(digests):
             self._waiting.append(_Asked(chain, geometry, digests, resident, hint, self._seconds()))
 
-    def stored(self, chain: _core.Chain, geometry: Geometry, digests: npt.NDArray[np.uint8], group: int, run: range) -> None:
+    def stored(
+        self, chain: _core.Chain, geometry: Geometry, digests: npt.NDArray[np.uint8], group: int, run: range
+    ) -> None:
         """Blocks `run` of a group were reserved: they get the classes of the request that they belong to. What the
         same chain has of a window or of states before them is superseded.
         """

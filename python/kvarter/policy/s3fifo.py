@@ -37,7 +37,7 @@ class S3Fifo(Textbook):
         if excess > 0:
             oldest = young if excess >= len(young) else young[np.argpartition(born[young], excess)[:excess]]
             scores[oldest] = born[oldest] / (born.max(initial=0.0) + 1.0)
-        return scores
+        return np.asarray(scores)
 
     def __contains__(self, key: int) -> bool:
         return key in self._small or key in self._main

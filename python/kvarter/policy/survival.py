@@ -26,7 +26,8 @@ _HALF_LIFE = 1 << 18  # spells after which what was seen counts half
 def bins(ages: _Floats) -> npt.NDArray[np.int64]:
     """The bin of each age in seconds; a clock that went back makes age 0."""
     octaves = np.log2(np.maximum(ages, _FIRST / 4)) - np.log2(_FIRST)
-    return np.clip(np.floor(octaves * _PER_OCTAVE).astype(np.int64) + 1, 0, BINS - 1)
+    found: npt.NDArray[np.int64] = np.clip(np.floor(octaves * _PER_OCTAVE).astype(np.int64) + 1, 0, BINS - 1)
+    return found
 
 
 class Survival:
@@ -82,4 +83,5 @@ def gittins(hazard: _Floats) -> _Floats:
     held = np.concatenate([np.zeros((len(held), 1)), held], 1)
     used = alive[:, :-1, None] - alive[:, None, 1:]
     time = held[:, None, 1:] - held[:, :-1, None]
-    return np.where(_LATER, used / np.where(_LATER, np.maximum(time, 1e-300), 1.0), 0.0).max(2)
+    rates = np.where(_LATER, used / np.where(_LATER, np.maximum(time, 1e-300), 1.0), 0.0)
+    return np.asarray(rates.max(2))

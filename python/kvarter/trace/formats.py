@@ -74,7 +74,9 @@ def ids(value: dict[str, Any], field: str) -> tuple[Any, ...]:
     ):
         raise Malformed(f"{field} is {_short(found)}; expected a list of block ids")
     if any(isinstance(i, int) and i < 0 for i in found):
-        raise Malformed(f"{field} has the id {min(i for i in found if isinstance(i, int))}; expected none below 0")
+        raise Malformed(
+            f"{field} has the id {min(i for i in found if isinstance(i, int))}; expected none below 0"
+        )
     return tuple(found)
 
 
@@ -267,25 +269,32 @@ class AppliedCompute(Reader):
     def take(self, line: Line) -> None:
         value = line.value
         turns = count(value, "num_turns")
-        answers, results, waits = (
-            value.get(field)
-            for field in ("assistant_response_length", "tool_call_output_length", "tool_call_latency")
+        answers, results = (
+            _lengths(value, field, turns)
+            for field in ("assistant_response_length", "tool_call_output_length")
         )
-        for field, found in (("assistant_response_length", answers), ("tool_call_output_length", results)):
-            if not isinstance(found, list) or len(found) != turns:
-                raise Malformed(f"{field} is {_short(found)}; expected a list of {turns} lengths")
+        waits = value.get("tool_call_latency")
         tokens, seconds = count(value, "input_prompt_length"), 0.0
         size = self.block or 16
         for turn in range(turns + 1):
             final = turn == turns
-            lengths = {"answer": 0 if final else answers[turn], "result": 0 if final else results[turn]}
-            answer = count(value, "final_assistant_response_length", 0) if final else count(lengths, "answer")
+            if final:
+                answer = count(value, "final_assistant_response_length", 0)
+            else:
+                answer = count({"a length of an answer": answers[turn]}, "a length of an answer")
             blocks = tuple((line.number, i) for i in range(tokens // size))
             self.requests.append(Request(seconds, tokens, answer, blocks, str(line.number)))
             if not final:
-                tokens += answer + count(lengths, "result")
+                tokens += answer + count({"a length of a result": results[turn]}, "a length of a result")
                 wait = waits[turn] if isinstance(waits, list) and turn < len(waits) else 0.0
                 seconds += number({"tool_call_latency": wait}, "tool_call_latency")
+
+
+def _lengths(value: dict[str, Any], field: str, turns: int) -> list[Any]:
+    found = value.get(field)
+    if not isinstance(found, list) or len(found) != turns:
+        raise Malformed(f"{field} is {_short(found)}; expected a list of {turns} lengths")
+    return found
 
 
 class AgentX(Reader):
@@ -330,6 +339,8 @@ FORMATS = (
     Format("agentx", lambda v: isinstance(v.get("requests"), list), AgentX),
     Format("applied-compute", lambda v: "num_turns" in v, AppliedCompute),
     Format("bailian", lambda v: "chat_id" in v and "hash_ids" in v, Bailian),
-    Format("mooncake-delta", lambda v: "session_id" in v and "hash_ids" in v and "turn" not in v, MooncakeDelta),
+    Format(
+        "mooncake-delta", lambda v: "session_id" in v and "hash_ids" in v and "turn" not in v, MooncakeDelta
+    ),
     Format("mooncake", lambda v: "timestamp" in v or "hash_ids" in v, Mooncake),
 )

@@ -72,7 +72,10 @@ class Trace:
             format,
             block_tokens,
             np.array([request.seconds for request in arrived], np.float64),
-            *(np.array(column, np.int64) for column in (first, blocks, parents, depths)),
+            np.array(first, np.int64),
+            np.array(blocks, np.int64),
+            np.array(parents, np.int64),
+            np.array(depths, np.int64),
             np.array([request.tokens for request in arrived], np.int64),
             np.array([request.output_tokens for request in arrived], np.int64),
             np.array(
