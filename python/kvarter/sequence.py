@@ -34,6 +34,7 @@ class Sequence:
         self._buffer: Digests = np.empty((0, 32), np.uint8)
         self._chain: tuple[int, _core.Chain] | None = None  # of which namespace number; until the next unit
         self._rest = array("I")
+        self.classes: npt.NDArray[np.uint16] | None = None  # of each unit, as the placement policy sees it
         self.extend(tokens, extras)
 
     @classmethod
@@ -95,6 +96,11 @@ class Sequence:
     def units(self) -> int:
         """Full hash units from token 0 on, those before a given parent included."""
         return self._first_unit + self._units
+
+    @property
+    def from_start(self) -> bool:
+        """Whether the digests of all units from token 0 on are known."""
+        return self._first_unit == 0
 
     @property
     def num_tokens(self) -> int:

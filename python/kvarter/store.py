@@ -16,7 +16,7 @@ from .geometry import Geometry
 from .keys import Namespace
 from .policy import CONTINUES, DEFAULT, ENDS, HIGH, LOW, NO_HINT, AlwaysLoad, LoadPolicy, named
 from .policy.placement import Placement
-from .sequence import Digests, Sequence
+from .sequence import Sequence
 from .transfers import Match, Reservation, Ticket, _Resident
 
 DEFAULT_BLOCK_BYTES = 16 << 10  # slot records are made for blocks of at least this size on average
@@ -227,7 +227,7 @@ class Store:
                 for run in _runs(need)
             ]
             for run in _runs(need):
-                self._placement.stored(chain, geometry, _whole(sequence), group, run)
+                self._placement.stored(sequence, chain, geometry, group, run)
             if results:
                 status, reasons, handles, slots = (
                     np.concatenate(column) for column in zip(*results, strict=True)
@@ -256,7 +256,7 @@ class Store:
             return
         sequence, boundary = last
         ns, geometry = self._space(sequence.namespace)
-        self._placement.rehint(sequence.chain(ns), geometry, _whole(sequence), hint.code(self._seconds()))
+        self._placement.rehint(sequence, sequence.chain(ns), geometry, hint.code(self._seconds()))
         if hint.ttl is not None and boundary:
             self.pin(sequence, hint.ttl, tokens=boundary)
 
@@ -283,7 +283,7 @@ class Store:
                 self._sessions.popitem(last=False)
             if session in self._hints:
                 hint = self._hints[session].code(self._seconds())
-        self._placement.asked(chain, geometry, _whole(sequence), boundary // geometry.unit_tokens, hint)
+        self._placement.asked(sequence, chain, geometry, boundary // geometry.unit_tokens, hint)
 
     def share(self, namespace: Namespace, *, floor: int = 0, quota: int = 0) -> None:
         """Bytes that evictions for others leave to a namespace, and above which its own blocks go first; 0: none.
@@ -371,11 +371,6 @@ class Store:
         """Ends all holds. The memory goes with the last reference."""
         for request in list(self._holds):
             self.drop_hold(request)
-
-
-def _whole(sequence: Sequence) -> Digests:
-    """The digests from token 0 on; none where the sequence begins later, which a policy cannot follow."""
-    return sequence.digests if len(sequence.digests) == sequence.units else sequence.digests[:0]
 
 
 def _runs(blocks: Seq[int]) -> Iterator[range]:

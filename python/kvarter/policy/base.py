@@ -63,12 +63,8 @@ class Policy:
         """A request for the blocks of a chain, the first `resident` of which are here; before anything changes.
 
         keys: well mixed, and each names all blocks before it too. Returns a class for each block, to be kept in
-        its column; None: none.
+        its column; None: none. Blocks that the request adds later are like its last one.
         """
-        return None
-
-    def classes(self, keys: Keys) -> Classes | None:
-        """Classes of blocks that are being stored, of a request that was observed."""
         return None
 
     def hinted(self, classes: Classes, hint: int) -> Classes:

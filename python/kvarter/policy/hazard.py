@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from .base import NO_HINT, Classes, Columns, Keys, Policy, Rows, Scores
-from .history import History
+from .history import History, Thinning
 from .survival import Survival, bins
 
 _USES = 4  # kinds of blocks by uses: 1, 2, 3, more
@@ -23,7 +23,7 @@ CLASSES = _HINTS * _UNHINTED
 _FACTOR = np.array([1.0, 1.0, 1.0, 2.0, 0.5])  # a wish weighs that much at most
 _END, _TURN = 0x80, 0x03  # flags in the history: a request ended about here; its turn
 _LEARN_EVERY = 64  # requests
-_SAMPLE = 1 << 15  # entries of the history that are learned from: any part of it is a fair sample
+_SAMPLE = 1 << 14  # entries of the history that are learned from: any part of it is a fair sample
 
 
 class Hazard(Policy):
@@ -35,6 +35,7 @@ class Hazard(Policy):
         self._history = History(self.capacity)
         self._sample = min(_SAMPLE, len(self._history.table))
         self._survival = Survival(CLASSES)
+        self._thinning = Thinning()
         self._requests = 0
 
     def score(self, columns: Columns, rows: Rows, now: float) -> Scores:
@@ -46,6 +47,9 @@ class Hazard(Policy):
     def observe(self, keys: Keys, resident: int, now: float, hint: int = NO_HINT) -> Classes | None:
         if not len(keys):
             return None
+        chosen, stands = self._thinning.of(len(keys))
+        keys = keys[chosen]
+        resident = int(np.searchsorted(chosen, resident))
         seen = self._history.look(keys)
         self._learn(seen.at, seen.known, now)
         known = max(seen.prefix, resident)
@@ -67,15 +71,7 @@ class Hazard(Policy):
             self._fit(now)
         else:
             self._survival.step()
-        return classes
-
-    def classes(self, keys: Keys) -> Classes | None:
-        seen = self._history.look(keys)
-        if not seen.prefix:
-            return None
-        # What the request's answer added is like the last block before it.
-        last = np.maximum.accumulate(np.where(seen.known, np.arange(len(keys)), 0))
-        return np.asarray(seen.klass[last], np.uint16)
+        return np.asarray(classes[stands])
 
     def hinted(self, classes: Classes, hint: int) -> Classes:
         return (classes % _UNHINTED + hint * _UNHINTED).astype(np.uint16)

@@ -14,8 +14,10 @@ import numpy.typing as npt
 
 from .base import Classes, Keys
 
-GHOSTS = 8  # entries for each block of the capacity, at least; a power of two of them in all
+GHOSTS = 4  # entries for each block of the capacity, at least; a power of two of them in all
 _LEAST, _MOST = 1 << 12, 1 << 24
+_DENSE, _SPARSE = 512, 4096  # units: all are looked at before the first, every 32nd after the second
+_STEP, _LONG_STEP = 8, 32
 _ENTRY = np.dtype(
     [("tag", np.uint32), ("klass", np.uint16), ("count", np.uint8), ("flags", np.uint8), ("when", np.float64)]
 )
@@ -44,7 +46,8 @@ class History:
     def __init__(self, capacity: int) -> None:
         size = min(max(1 << (capacity * GHOSTS - 1).bit_length(), _LEAST), _MOST)
         self._shift = np.uint64(64 - size.bit_length() + 1)
-        self.table: npt.NDArray[Any] = np.zeros(size, _ENTRY)
+        self.table: npt.NDArray[Any] = np.empty(size, _ENTRY)
+        self.table.fill(0)  # every page exists before anything is in a hurry
 
     @property
     def nbytes(self) -> int:
@@ -75,6 +78,26 @@ class History:
         count[: seen.prefix] = np.maximum(count[: seen.prefix], 2)
         entries["count"] = np.minimum(count, 255)
         self.table[seen.at] = entries
+
+
+class Thinning:
+    """Which units of a chain stand for all of it: of long ones few, the same for every request."""
+
+    def __init__(self) -> None:
+        self._grow(_SPARSE)
+
+    def _grow(self, units: int) -> None:
+        every = np.arange(units)
+        step = np.where(every < _DENSE, 1, np.where(every < _SPARSE, _STEP, _LONG_STEP))
+        self._chosen = every[(every + 1) % step == 0]
+        self._stands = np.searchsorted(self._chosen, every)
+
+    def of(self, units: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """The units looked at, and of each unit which of those stands for it."""
+        if units > len(self._stands):
+            self._grow(2 * units)
+        chosen = self._chosen[: np.searchsorted(self._chosen, units)]
+        return chosen, np.minimum(self._stands[:units], len(chosen) - 1)
 
 
 def _tags(keys: Keys) -> npt.NDArray[np.uint32]:

@@ -49,10 +49,6 @@ class Wild(Policy):
         self._history.put(keys, seen, now, classes, flag)
         return classes
 
-    def classes(self, keys: Keys) -> Classes | None:
-        seen = self._history.look(keys)
-        return np.full(len(keys), seen.klass[seen.prefix - 1], np.uint16) if seen.prefix else None
-
     @property
     def state_bytes(self) -> int:
         return self._history.nbytes

@@ -19,6 +19,7 @@ from .trace import Trace
 BLOCK_BYTES = 4096
 _LEAST_BLOCKS = (2 << 20) // BLOCK_BYTES
 _WORDS = BLOCK_BYTES // 8
+_APART = 0.01  # seconds between requests of the same moment: the store shares its time out
 
 
 @dataclass
@@ -64,8 +65,9 @@ def replay_bytes(
         words = mapping.payload(0).view(np.uint64).reshape(-1, _WORDS)
         for number in range(trace.requests):
             progress(1)
-            clock.advance(max(float(trace.seconds[number]) - now, 0.0) + 1e-9)
-            now = max(now, float(trace.seconds[number]))
+            arrives = max(float(trace.seconds[number]), now + _APART)
+            clock.advance(arrives - now)
+            now = arrives
             blocks = trace.of_request(number)
             if not len(blocks):
                 continue
