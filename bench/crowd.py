@@ -9,6 +9,7 @@ import numpy as np
 
 from kvarter.geometry import CacheGroup, Full
 from kvarter.keys import Namespace
+from kvarter.policy import DEFAULT
 from kvarter.sequence import Sequence
 from kvarter.store import Store
 
@@ -31,10 +32,10 @@ class Crowd:
     offsets: uint64[chains, units], where each block's slot was when it was stored.
     """
 
-    def __init__(self, total: int, units: int, turn: int = 32) -> None:
+    def __init__(self, total: int, units: int, turn: int = 32, policy: str = DEFAULT) -> None:
         self.total, self.units = total, units
         self.random = np.random.default_rng(3)
-        self.store = Store(total * BLOCK, max_blocks=total, headroom=0.0, populate=False)
+        self.store = Store(total * BLOCK, max_blocks=total, headroom=0.0, populate=False, policy=policy)
         self.sequences = [self.new_sequence() for _ in range(total // units)]
         self.offsets = np.zeros((len(self.sequences), units), np.uint64)
         turns = self.random.permutation(np.repeat(np.arange(len(self.sequences)), units // turn))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from report import Row, Run
 
-from . import copy, disk, engine, evict, hash, match, pool, store
+from . import copy, disk, engine, evict, hash, match, policy, pool, store
 
 WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "hash": hash.run,
@@ -12,6 +12,7 @@ WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "store": store.run,
     "match": match.run,
     "evict": evict.run,
+    "policy": policy.run,
     "pool": pool.run,
     "disk": disk.run,
     "engine": engine.run,

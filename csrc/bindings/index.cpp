@@ -58,9 +58,41 @@ py::dict counters_dict(const Counters& n) {
   d["loaded_bytes"] = n.loaded_bytes;
   d["stored_bytes"] = n.stored_bytes;
   d["evicted_bytes"] = n.evicted_bytes;
+  d["evicted_offered"] = n.evicted_offered;
   d["moved"] = n.moved;
   d["moved_bytes"] = n.moved_bytes;
   for (int r = 1; r < static_cast<int>(Reason::kCount); ++r) d[name(static_cast<Reason>(r))] = n.reasons[r];
+  return d;
+}
+
+// Read-only, and alive as long as the index is.
+template <class T>
+py::array column(const py::object& index, const T* first, std::uint32_t rows,
+                 py::ssize_t stride = sizeof(T)) {
+  py::array view(py::dtype::of<T>(), {static_cast<py::ssize_t>(rows)}, {stride}, first, index);
+  view.attr("flags").attr("writeable") = false;
+  return view;
+}
+
+py::dict columns_dict(const py::object& self) {
+  const View c = self.cast<const Index&>().view();
+  const std::uint32_t rows = c.rows;
+  py::dict d;
+  d["last_use"] = column(self, c.last_use, rows);
+  d["hits"] = column(self, c.hits, rows);
+  d["depth"] = column(self, c.depth, rows);
+  d["klass"] = column(self, c.klass, rows);
+  d["bytes"] = column(self, c.bytes, rows);
+  d["children"] = column(self, c.children, rows);
+  d["leases"] = column(self, c.leases, rows);
+  d["pins"] = column(self, c.pins, rows);
+  d["parent"] = column(self, c.parent, rows);
+  d["ns"] = column(self, c.ns, rows);
+  d["group"] = column(self, c.group, rows);
+  d["state"] = column(self, c.state, rows);
+  d["generation"] = column(self, c.generation, rows);
+  d["slot"] = column(self, c.slot, rows);
+  d["entry"] = column(self, &c.records->entry, rows, sizeof(SlotRecord));
   return d;
 }
 
@@ -71,6 +103,7 @@ void register_index(py::module_& m) {
   m.attr("SLOT_DTYPE") = py::dtype::of<Slot>();
   m.attr("LAYOUT_VERSION") = kLayoutVersion;
   m.attr("GRANULE") = kGranule;
+  m.attr("MOST_OFFERED") = kMostOffered;
 
   py::native_enum<LeaseKind>(m, "LeaseKind", "enum.IntEnum", "What a lease is for.")
       .value("Read", LeaseKind::kRead)
@@ -181,6 +214,23 @@ void register_index(py::module_& m) {
             index.abort(view(handles), {shards.first, shards.second});
           },
           py::arg("handles"), py::arg("shards") = std::pair(0, 0))
+      .def("set_share", &Index::set_share, py::arg("ns"), py::arg("floor"), py::arg("quota"), release())
+      .def(
+          "classify",
+          [](Index& index, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
+             const Array<std::uint16_t>& classes) {
+            index.classify(chain.chain, group, first, view(classes));
+          },
+          py::arg("chain"), py::arg("group"), py::arg("first"), py::arg("classes"))
+      .def(
+          "offer_victims",
+          [](Index& index, const Array<std::uint32_t>& rows, const Array<std::uint32_t>& generations) {
+            return index.offer_victims(view(rows), view(generations));
+          },
+          py::arg("rows"), py::arg("generations"))
+      .def_property_readonly("victims_wanted", &Index::victims_wanted)
+      .def_property_readonly("columns", &columns_dict,
+                             "Read-only arrays, a row an entry; `entry` is by record: entry[slot[row]].")
       .def("resident", &Index::resident, py::arg("handle"))
       .def(
           "tick",

@@ -94,7 +94,7 @@ std::vector<std::string> Index::audit() const {
   for (const Extent& hole : extents) counted.free += hole.bytes;
 
   std::uint64_t rows = 0, slots = 0, in_table = 0, resident = 0, in_flight = 0, children = 0;
-  std::vector<std::uint64_t> by_namespace(kMaxNamespaces, 0);
+  std::vector<std::uint64_t> by_namespace(kMaxNamespaces, 0), bytes_of(kMaxNamespaces, 0);
   for (std::uint32_t row = 0; row < x.options.max_slots; ++row) {
     const RowState state = x.state(row);
     if (state == RowState::kFree) continue;
@@ -122,6 +122,7 @@ std::vector<std::string> Index::audit() const {
     }
     findings.equal(who + ": shards", shard, x.c.shards[row]);
     findings.equal(who + ": bytes", bytes, x.c.bytes[row]);
+    bytes_of[x.c.ns[row]] += bytes;
     const bool visible = state == RowState::kResident ||
                          (state == RowState::kInFlight && flight && flight->doom == Reason::kNone);
     if (visible) {
@@ -154,7 +155,7 @@ std::vector<std::string> Index::audit() const {
       default:
         ++resident;
         (x.c.leases[row] ? counted.leased : x.c.pins[row] ? counted.pinned : counted.resident) += bytes;
-        findings.require(!x.evictable(row) || x.c.queued[row],
+        findings.require(!x.evictable(row) || x.c.queued[row] == x.namespaces[x.c.ns[row]].heap,
                          who + ": evictable, and no candidate for eviction");
     }
   }
@@ -175,8 +176,10 @@ std::vector<std::string> Index::audit() const {
   }
   std::uint64_t cells = 0;
   for (std::uint64_t b = 0; b < x.c.buckets; ++b) cells += x.c.cells[b] != 0;
-  for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns)
+  for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns) {
     findings.equal("entries of namespace " + std::to_string(ns), by_namespace[ns], x.namespaces[ns].rows);
+    findings.equal("bytes of namespace " + std::to_string(ns), bytes_of[ns], x.namespaces[ns].bytes);
+  }
 
   check_extents(std::move(extents), x.pool, findings);
   findings.equal("children", children, booked_children);

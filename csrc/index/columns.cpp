@@ -33,6 +33,7 @@ std::uint64_t place_all(Columns& c, std::byte* base, std::uint64_t rows) {
   layout.place(c.bytes, rows);
   layout.place(c.group, rows);
   layout.place(c.shards, rows);
+  layout.place(c.klass, rows);
   layout.place(c.state, rows);
   layout.place(c.queued, rows);
   return layout.at;

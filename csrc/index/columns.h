@@ -36,8 +36,9 @@ struct Columns {
   std::uint64_t* bytes;     // payload of all shards
   std::uint16_t* group;
   std::uint16_t* shards;
+  std::uint16_t* klass;  // what the placement policy called it
   std::uint8_t* state;   // RowState
-  std::uint8_t* queued;  // 1: has its one entry in the victim heap
+  std::uint8_t* queued;  // which victim heap has its one entry, counted from 1; 0: none
   std::uint32_t*
       next_shard;  // by record, not by row: the record of the same entry's next shard, or next free
   // Hash table: `buckets` cells, a power of two; cell = hash << 32 | row + 1; 0 is empty.

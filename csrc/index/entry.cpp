@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 #include <stdexcept>
 
 #include "index/impl.h"
@@ -105,6 +106,17 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
       index.offer_victim(parent);
     }
   } guard{*this, parent};
+  struct Asking {
+    std::uint32_t& who;
+    Asking(std::uint32_t& w, std::uint32_t ns) : who(w) { who = ns; }
+    ~Asking() { who = kNobody; }
+  } for_ns{asking, key.ns};
+  const std::uint64_t need =
+      std::accumulate(shape.shard_bytes.begin(), shape.shard_bytes.end(), std::uint64_t{0});
+  if (!keep_quota(namespaces[key.ns], need)) {
+    refusal = Reason::kNoSpace;
+    return kNoRow;
+  }
   while (free_rows.empty() || free_records.size() < shards)
     if (!evict_one()) {
       refusal = Reason::kNoSpace;
@@ -123,6 +135,7 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
   c.shards[row] = shards;
   c.children[row] = c.leases[row] = c.pins[row] = c.hits[row] = 0;
   c.first_child[row] = kNoRow;
+  c.klass[row] = 0;
   c.last_use[row] = clock.now();
   c.bytes[row] = 0;
   share(c.slot[row], first);
@@ -144,6 +157,7 @@ std::uint32_t Index::Impl::make_entry(const Key& key, const GroupShape& shape, s
   }
   ++next_entry;
   ++namespaces[key.ns].rows;
+  namespaces[key.ns].bytes += c.bytes[row];
   set_state(row, RowState::kInFlight);
   table_insert(key, row);
   link(row, parent);
@@ -191,6 +205,7 @@ void Index::Impl::free_entry(std::uint32_t row) {
   set_state(row, RowState::kFree);
   free_slots(c.slot[row]);
   --namespaces[c.ns[row]].rows;
+  namespaces[c.ns[row]].bytes -= c.bytes[row];
   ++c.generation[row];
   free_rows.push_back(row);
 }

@@ -17,31 +17,41 @@ bool Index::Impl::evictable(std::uint32_t row) const {
 }
 
 void Index::Impl::offer_victim(std::uint32_t row) {
-  if (c.queued[row] || !evictable(row)) return;
-  c.queued[row] = 1;
-  victims.push_back({c.last_use[row], row});
-  std::push_heap(victims.begin(), victims.end());
+  const std::uint8_t heap = namespaces[c.ns[row]].heap;
+  if (c.queued[row] == heap || !evictable(row)) return;
+  c.queued[row] = heap;  // an entry in another heap no longer counts
+  std::vector<Victim>& in = victims[heap - 1U];
+  in.push_back({c.last_use[row], row});
+  std::push_heap(in.begin(), in.end());
 }
 
 bool Index::Impl::evict_one(std::uint64_t at_most) {
-  while (!victims.empty()) {
-    std::pop_heap(victims.begin(), victims.end());
-    const Victim victim = victims.back();
-    victims.pop_back();
-    c.queued[victim.row] = 0;
-    if (!evictable(victim.row)) continue;  // it is offered again when that ends
-    if (c.last_use[victim.row] > victim.last_use) {
-      offer_victim(victim.row);
-      continue;
-    }
-    if (c.bytes[victim.row] > at_most) {
-      offer_victim(victim.row);
-      return false;
-    }
-    drop(victim.row, Reason::kEvicted);
-    return true;
-  }
+  if (evict_offered(at_most)) return true;
+  while (std::vector<Victim>* const heap = oldest())
+    if (const auto evicted = evict_from(*heap, at_most)) return *evicted;
   return false;
+}
+
+// Whether the oldest of a heap went; false when it is larger than at_most, nothing when it could not go and
+// was taken out.
+std::optional<bool> Index::Impl::evict_from(std::vector<Victim>& heap, std::uint64_t at_most) {
+  const auto number = static_cast<std::uint8_t>(&heap - victims.data() + 1);
+  const auto [last_use, row] = heap.front();
+  std::pop_heap(heap.begin(), heap.end());
+  heap.pop_back();
+  if (c.queued[row] != number) return std::nullopt;
+  c.queued[row] = 0;
+  if (!evictable(row)) return std::nullopt;  // it is offered again when that ends
+  if (c.last_use[row] > last_use || namespaces[c.ns[row]].heap != number) {
+    offer_victim(row);
+    return std::nullopt;
+  }
+  if (c.bytes[row] > at_most) {
+    offer_victim(row);
+    return false;
+  }
+  drop(row, Reason::kEvicted);
+  return true;
 }
 
 std::optional<Extent> Index::Impl::allocate(std::uint64_t bytes, std::uint32_t slot) {

@@ -2,13 +2,14 @@
 // What the parts of the index share. One file for each part:
 //   table.cpp   key -> row            probe.cpp   leading, last_run, contains: without the mutex
 //   entry.cpp   rows, slots, links    lease.cpp   read leases, holds, pins
-//   evict.cpp   victims, room         relocate.cpp  room by moving
+//   evict.cpp   victims, room; share.cpp: floors, quotas, offers         relocate.cpp  room by moving
 //   flight.cpp  reserve, complete, abort, quarantine, endings
 //   index.cpp   construction, namespaces, tick    watch.cpp   who wants to know what comes and goes
 //   audit.cpp, rebuild.cpp
 // Everything below is called with the mutex held, except where it says otherwise.
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -32,6 +33,9 @@ struct Namespace {
   std::vector<GroupShape> groups;
   std::uint64_t rows = 0;  // entries of it in any state
   bool open = false, closed = false;
+  std::uint64_t bytes = 0;  // payload of its entries in any state
+  std::uint64_t floor = 0, quota = 0;
+  std::uint8_t heap = 1;  // where its victims wait; 1 is everybody's
 };
 
 // What a look-up knows of a namespace without the mutex. A number that was open once and is not now answers
@@ -115,8 +119,18 @@ struct Index::Impl {
     bool operator<(const Victim& other) const { return last_use > other.last_use; }  // oldest on top
   };
   std::vector<Watcher> watchers;
-  std::vector<Victim> victims;  // a heap, at most one entry a row, checked when it is taken
-  Ledger book;                  // free is kept by pool.extents(); overhead counts the rounding of slots here
+  static constexpr std::uint32_t kNobody = ~std::uint32_t{0};
+  // Heaps, at most one entry a row that counts, checked when it is taken: everybody's, and one for each
+  // namespace with a share.
+  std::vector<std::vector<Victim>> victims{1};
+  std::vector<std::uint32_t> sharers{kNobody};  // whose each heap is
+  struct Offer {
+    std::uint32_t row, generation;
+    std::uint64_t when;
+  };
+  std::deque<Offer> offered;
+  std::uint32_t asking = kNobody;  // the namespace that room is made for
+  Ledger book;  // free is kept by pool.extents(); overhead counts the rounding of slots here
   Counters counts;
 
   // table.cpp
@@ -159,11 +173,17 @@ struct Index::Impl {
 
   // evict.cpp
   bool evictable(std::uint32_t row) const;
+  bool spared(std::uint32_t row) const;  // by its namespace's floor
   void offer_victim(std::uint32_t row);
   // False when nothing may go, or what would go next is larger than `at_most`.
   bool evict_one(std::uint64_t at_most = ~std::uint64_t{0});
+  std::optional<bool> evict_from(std::vector<Victim>& heap, std::uint64_t at_most);
+  bool evict_offered(std::uint64_t at_most);
+  std::vector<Victim>* oldest();
   std::optional<Extent> allocate(std::uint64_t bytes, std::uint32_t slot);
   void keep_headroom();
+  bool keep_quota(const Namespace& ns, std::uint64_t need);
+  void end_share(Namespace& ns);
 
   // relocate.cpp
   // The row of a slot that nobody reads, writes or holds; kNoRow otherwise.

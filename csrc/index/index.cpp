@@ -65,7 +65,7 @@ Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_, std
   records = reinterpret_cast<SlotRecord*>(namespace_records + kMaxNamespaces);
   namespaces.resize(kMaxNamespaces);
   gates = std::make_unique<Gate[]>(kMaxNamespaces);
-  victims.reserve(options.max_slots);
+  victims.front().reserve(options.max_slots);
   for (std::uint32_t i = options.max_slots; i-- > 0;) {
     c.generation[i] = first_generation;
     free_rows.push_back(i);
@@ -159,6 +159,7 @@ void Index::Impl::sweep() {
   }
   for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns)
     if (namespaces[ns].closed && namespaces[ns].rows == 0) {
+      end_share(namespaces[ns]);
       namespaces[ns] = {};
       --closed;
       KVARTER_SYNC_POINT("namespace: free");

@@ -91,6 +91,7 @@ void Index::Impl::rebuild() {
       flight.writers.push_back({slot.owner, kNoFence, true, writing && slot.owner != 0, false});
     }
     ++namespaces[first.ns].rows;
+    namespaces[first.ns].bytes += c.bytes[row];
     const bool whole =
         slots.size() == first.shards && std::all_of(slots.begin(), slots.end(), [&](std::uint32_t at) {
           return records[at].state() == SlotState::kCommitted;

@@ -42,7 +42,7 @@ struct Search {
       inside += std::min(end, last) - std::max(slot.offset, first);
       if (window.live >= limit) return;
       const std::uint32_t row = x.untouched(slot);
-      if (row == kNoRow || (bytes > outside && !(evicting && x.evictable(row)))) return;
+      if (row == kNoRow || (bytes > outside && !(evicting && x.evictable(row) && !x.spared(row)))) return;
       window.slots.push_back(at);
     }
     if (!evicting && window.live + (need - inside) > extents.free_bytes()) return;
@@ -82,7 +82,7 @@ bool Index::Impl::relocate(std::uint64_t need, std::uint64_t& budget, bool evict
     if (move(*at)) {
       budget -= std::min(budget, rounded(records[*at].length));
     } else {
-      emptied = evicting && evictable(row);
+      emptied = evicting && evictable(row) && !spared(row);
       if (emptied) drop(row, Reason::kEvicted);
     }
   }

@@ -35,6 +35,7 @@ class Sequence:
         self._chains: dict[int, _core.Chain] = {}  # by namespace number; until the next unit
         self.seen_tokens = 0  # that the last match found, in whatever tier: somebody had them before
         self._rest = array("I")
+        self.classes: npt.NDArray[np.uint16] | None = None  # of each unit, as the placement policy sees it
         self.extend(tokens, extras)
 
     @classmethod
@@ -96,6 +97,11 @@ class Sequence:
     def units(self) -> int:
         """Full hash units from token 0 on, those before a given parent included."""
         return self._first_unit + self._units
+
+    @property
+    def from_start(self) -> bool:
+        """Whether the digests of all units from token 0 on are known."""
+        return self._first_unit == 0
 
     @property
     def num_tokens(self) -> int:

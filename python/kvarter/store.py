@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,24 +14,15 @@ from .errors import AuditError, CapacityError, ConfigError
 from .finding import Found, Space, runs
 from .geometry import Geometry
 from .keys import Namespace
-from .policy import AlwaysLoad, LoadPolicy, Measured
+from .matching import Matcher, in_memory
+from .policy import DEFAULT, AlwaysLoad, LoadPolicy, Measured, named
+from .policy.placement import Placement
 from .sequence import Sequence
-from .tiers.disk import Disk, DiskOptions, Range
-from .transfers import Blocks, Match, Reservation, Ticket
+from .tiers.disk import Disk, DiskOptions
+from .transfers import Match, Reservation, Ticket
+from .wishes import Wishes
 
 DEFAULT_BLOCK_BYTES = 16 << 10  # slot records are made for blocks of at least this size on average
-_MAX_HINTS = 4096
-
-
-@dataclass(frozen=True)
-class Hint:
-    """What a caller knows about a session's future. Kept; the placement policy weighs it."""
-
-    session: str
-    ends: bool = False
-    returns_within: float | None = None
-    priority: int = 0
-    ttl: float | None = None
 
 
 class Store:
@@ -41,7 +31,7 @@ class Store:
     dram: bytes of payload memory. max_blocks: slot records, one for each shard of a block (default: one for every
     16 KiB of the pool). hold_seconds: how long a match stays true without being loaded. headroom: share of the pool
     that is kept free in the background, so that a put finds room at once. disk: a log below the pool, which the store
-    closes. clock: where time comes from.
+    closes. policy: the placement policy's name (`kvarter.policy.POLICIES`). clock: where time comes from.
 
     Raises `CapacityError`, with the numbers, when the pool does not fit the host's memory or the cgroup.
     Thread-safe, except for the Sequences given to it. No call blocks on another one's work.
@@ -59,7 +49,9 @@ class Store:
         disk: DiskOptions | None = None,
         clock: _core.Clock | None = None,
         populate: bool = True,
+        policy: str = DEFAULT,
     ) -> None:
+        kind = named(policy)
         if dram < 2 << 20:
             raise ConfigError(f"a pool of {dram} bytes; expected at least 2 MiB")
         slots = max_blocks or max(dram // DEFAULT_BLOCK_BYTES, 64)
@@ -72,16 +64,16 @@ class Store:
         self._hold_seconds = hold_seconds
         self.load_policy = load_policy or (AlwaysLoad() if disk is None else Measured())
         self.pool = _core.Pool(dram, dram, populate)
-        self._hold_share = hold_share
         self.index = _core.Index(self.pool, self._clock, slots, hold_share, headroom)
         self.disk: Disk | None = None
         if disk is not None:
             self.disk = Disk(disk, self.pool, self.index, self._clock, self.load_policy)
+        self._matcher = Matcher(self.index, self.load_policy, self.disk, int(hold_share * dram))
+        self._placement = Placement(self.index, kind(slots), self._seconds)
+        self._wishes = Wishes(self._placement, self._seconds)
         self._spaces: dict[bytes, Space] = {}
         self._holds: OrderedDict[str, tuple[int, int]] = OrderedDict()  # (lease, deadline), the oldest first
-        self._hints: OrderedDict[str, Hint] = OrderedDict()
         self._ticks_elsewhere = False
-        self._counts = Counter({"not_worthwhile": 0, "too_large_to_promote": 0})
 
     # --- namespaces
 
@@ -120,13 +112,15 @@ class Store:
         have_tokens: int = 0,
         request: str | None = None,
         owner: int = 0,
+        session: str | None = None,
     ) -> Match:
         """The longest boundary of at most `limit` tokens that all required groups can serve.
 
         limit: default one less than the sequence has, since the engine must compute at least one token.
         have_tokens: what the engine has cached itself; blocks wholly below it are not loaded, and a boundary that
         adds nothing is no hit. request: takes a soft hold under this name, so that the answer is still true at
-        `load`; it ends at load, at the next match of the same name, or after `hold_seconds`.
+        `load`; it ends at load, at the next match of the same name, or after `hold_seconds`. session: whose hints
+        this request has.
         """
         self._tick()
         space = self._space(sequence.namespace)
@@ -134,71 +128,19 @@ class Store:
         if request is not None:
             self.drop_hold(request)
         limit = sequence.num_tokens - 1 if limit is None else limit
-        limit = min(limit, sequence.units * space.geometry.unit_tokens)
-        match = self._best(space, sequence, limit, have_tokens)
+        match, here = self._matcher.match(space, sequence, limit, have_tokens)
         sequence.seen_tokens = max(match.tokens, have_tokens)
+        self._wishes.asked(space, sequence, here, request, session)
         if match and request is not None:
             self._hold(space, match, request, owner)
         return match
-
-    def _best(self, space: Space, sequence: Sequence, limit: int, have: int) -> Match:
-        """With the disk as far as that pays, else with memory alone."""
-        geometry, miss = space.geometry, Match(sequence, 0, have, ())
-        found = Found(space, sequence, self.index)
-        in_memory = geometry.boundary(found, limit)
-        if self.disk is not None and space.below is not None:
-            both = Found(space, sequence, self.index, self.disk.log)
-            boundary = geometry.boundary(both, limit)
-            if boundary > max(in_memory, have):
-                match = self._from_disk(
-                    self.disk, space, sequence, both, boundary, max(in_memory, have), have
-                )
-                if match is not None:
-                    return match
-        if in_memory <= have:
-            return miss
-        blocks = self._to_load(geometry, found.needed(in_memory), have)
-        if not self.load_policy.worthwhile(in_memory - have, geometry.bytes_at(blocks), 0, 0):
-            self._counts["not_worthwhile"] += 1
-            return miss
-        return Match(sequence, in_memory, have, blocks)
-
-    def _from_disk(
-        self,
-        disk: Disk,
-        space: Space,
-        sequence: Sequence,
-        found: Found,
-        boundary: int,
-        without: int,
-        have: int,
-    ) -> Match | None:
-        geometry = space.geometry
-        blocks = self._to_load(geometry, found.needed(boundary), have)
-        below = tuple(found.not_above(group, need) for group, need in enumerate(blocks))
-        nbytes = geometry.bytes_at(below)
-        if nbytes > self._hold_share * self.pool.bytes:
-            self._counts["too_large_to_promote"] += 1
-            return None
-        above = max(geometry.bytes_at(blocks) - nbytes, 0)
-        if not self.load_policy.worthwhile(boundary - without, above, nbytes, disk.queued_reads):
-            self._counts["not_worthwhile"] += 1
-            return None
-        return Match(sequence, boundary, have, blocks, below, boundary - without)
-
-    @staticmethod
-    def _to_load(geometry: Geometry, needed: list[range], have: int) -> tuple[range, ...]:
-        return tuple(
-            range(max(need.start, have // group.block_tokens), need.stop)
-            for group, need in zip(geometry.groups, needed, strict=True)
-        )
 
     def _hold(self, space: Space, match: Match, request: str, owner: int) -> None:
         deadline = self._deadline(self._hold_seconds)
         nbytes = space.geometry.bytes_at(space.geometry.blocks_at(match.tokens))
         status, hold = self.index.lease(
             match.sequence.chain(space.above),
-            _in_memory(match),
+            in_memory(match),
             _core.LeaseKind.Hold,
             owner,
             deadline,
@@ -231,55 +173,13 @@ class Store:
         def lease() -> tuple[_core.Status, int]:
             return self.index.lease(chain, ranges, _core.LeaseKind.Read, owner, until, nbytes)
 
-        if not match.disk_tokens or self.disk is None:
-            ticket = Ticket(self.index, space.geometry, match, lease)
-        else:
-            ticket = self._load_from_disk(self.disk, space, match, until, lease)
-        if self.disk is not None and space.below is not None:
-            self._tell_disk(self.disk, space, match, ranges)
+        attempt = self.disk.fetch(space, match, until, lease) if self.disk and match.disk_tokens else lease
+        ticket = Ticket(self.index, space.geometry, match, attempt)
+        if self.disk is not None:
+            self.disk.used(space, match, ranges)
         if request is not None:  # only now: between hold and lease nothing may be evicted
             self.drop_hold(request)
         return ticket
-
-    def _load_from_disk(
-        self,
-        disk: Disk,
-        space: Space,
-        match: Match,
-        until: int,
-        lease: Callable[[], tuple[_core.Status, int]],
-    ) -> Ticket:
-        assert space.below is not None
-        above, below = match.sequence.chain(space.above), match.sequence.chain(space.below)
-        # What is in memory already stays until the rest has come.
-        _, kept = self.index.lease(above, _in_memory(match), _core.LeaseKind.Copy, 0, until)
-        promotion = disk.promote(space, above, below, match.below, until)
-
-        def attempt() -> tuple[_core.Status, int] | None:
-            late = self._clock.now() >= until
-            if not promotion.done and not late and not disk.expired(promotion):
-                return None
-            taken = (_core.Status.TimedOut, 0) if late or not promotion.done else lease()
-            if taken[0] == _core.Status.NotFound and promotion.others and not promotion.failed:
-                return None  # somebody else brings the rest
-            self.index.release(kept, _core.Outcome.Unused)
-            return taken
-
-        return Ticket(self.index, space.geometry, match, attempt)
-
-    def _tell_disk(self, disk: Disk, space: Space, match: Match, ranges: list[Range]) -> None:
-        """A hit above is a use below, and what the disk has lost of it is to be copied down again."""
-        assert space.below is not None
-        above, below = match.sequence.chain(space.above), match.sequence.chain(space.below)
-        lost: list[Range] = []
-        for group, first, count in ranges:
-            disk.log.touch(below, group, first, count)
-            if not disk.log.contains(below, group, first + count - 1):
-                lost.append(
-                    (group, 0, first + count) if space.geometry.chained(group) else (group, first, count)
-                )
-        if lost:
-            disk.offer(space, above, below, lost, known=True)
 
     # --- storing
 
@@ -307,42 +207,36 @@ class Store:
                 self.index.reserve(chain, (group, run.start, len(run)), shards, owner, until)
                 for run in runs(need)
             ]
+            for run in runs(need):
+                self._placement.stored(sequence, chain, space.geometry, group, run)
             if results:
                 status, reasons, handles, slots = (
                     np.concatenate(column) for column in zip(*results, strict=True)
                 )
                 parts[group] = (np.array(need, np.int64), status, reasons, handles, slots)
-        return Reservation(self.index, space.geometry, parts, shards, self._copier(space, sequence))
-
-    def _copier(self, space: Space, sequence: Sequence) -> Callable[[dict[int, Blocks]], None] | None:
-        """What hands stored blocks to the disk; None where nothing goes there."""
-        disk, below = self.disk, space.below
-        if disk is None or below is None:
-            return None
-        chain_above, chain_below, known = (
-            sequence.chain(space.above),
-            sequence.chain(below),
-            sequence.seen_tokens > 0,
-        )
-
-        def copy(blocks: dict[int, Blocks]) -> None:
-            ranges = [
-                (group, run.start, len(run))
-                for group, stored in blocks.items()
-                for run in runs(stored.tolist())
-            ]
-            disk.offer(space, chain_above, chain_below, ranges, known)
-
-        return copy
+        copy = self.disk.copier(space, sequence) if self.disk is not None else None
+        return Reservation(self.index, space.geometry, parts, shards, copy)
 
     # --- wishes
 
     def hint(self, session: str, **wishes: Any) -> None:
-        """Says what is known about a session's future: ends, returns_within, priority, ttl. Kept for the policy."""
-        self._hints[session] = Hint(session, **wishes)
-        self._hints.move_to_end(session)
-        while len(self._hints) > _MAX_HINTS:
-            self._hints.popitem(last=False)
+        """Says what is known about a session's future, for its blocks and its next requests.
+
+        ends: nothing follows. returns_within: seconds in which the next request comes; after them it says nothing.
+        priority: above 0 counts for more than others, below for less. ttl: pins for that many seconds what the
+        session's last match found. The policy learns what hints are worth: one that is wrong soon means nothing.
+        """
+        to_pin = self._wishes.hint(session, **wishes)
+        if to_pin is not None:
+            sequence, boundary = to_pin
+            self.pin(sequence, wishes["ttl"], tokens=boundary)
+
+    def share(self, namespace: Namespace, *, floor: int = 0, quota: int = 0) -> None:
+        """Bytes that evictions for others leave to a namespace, and above which its own blocks go first; 0: none.
+
+        Raises ValueError when all floors come to more than the pool, or a floor is above its quota.
+        """
+        self.index.set_share(self._space(namespace).above, floor, quota)
 
     def pin(self, sequence: Sequence, ttl: float, *, tokens: int | None = None) -> int | None:
         """Keeps the blocks of the longest boundary up to `tokens` for `ttl` seconds; None when there are none."""
@@ -372,7 +266,13 @@ class Store:
 
     def stats(self) -> dict[str, int]:
         """Counters since start: blocks and bytes by what became of them (csrc/include/kvarter/index.h)."""
-        return {**self.index.counters(), **self._counts, "hints": len(self._hints)}
+        return {
+            **self.index.counters(),
+            **self._matcher.counts,
+            "hints": len(self._wishes),
+            "policy_bytes": self._placement.policy.state_bytes,
+            "policy_passes": self._placement.passes,
+        }
 
     @property
     def version(self) -> tuple[int, int]:
@@ -392,7 +292,11 @@ class Store:
     def _deadline(self, seconds: float) -> int:
         return self._clock.now() + int(seconds * 1e9)
 
+    def _seconds(self) -> float:
+        return self._clock.now() / 1e9
+
     def _tick(self) -> None:
+        self._placement.tick()
         if not self._ticks_elsewhere:
             for (
                 owner,
@@ -419,13 +323,3 @@ class Store:
         if self.disk is not None:
             self.disk.close()
             self.disk = None
-
-
-def _in_memory(match: Match) -> list[Range]:
-    """The ranges of a match that are in the pool already."""
-    ranges = []
-    for group, need in enumerate(match.blocks):
-        missing = match.below[group] if match.below else ()
-        blocks = [b for b in need if b not in missing] if missing else need
-        ranges += [(group, run.start, len(run)) for run in runs(blocks)]
-    return ranges

@@ -38,7 +38,7 @@ class Walk {
         epoch_(epoch) {}
 
   void step() {
-    switch (pick(12)) {
+    switch (pick(13)) {
       case 0:
       case 1:
       case 2:
@@ -64,6 +64,9 @@ class Walk {
       case 10:
         write_late();
         break;
+      case 11:
+        offer();
+        break;
       default:
         rare();
         break;
@@ -88,6 +91,7 @@ class Walk {
     CHECK(w_.audit() == "");
   }
   std::uint64_t reads = 0, moved_reads = 0;
+  std::uint64_t evicted_offered() const { return w_.index.counters().evicted_offered; }
   std::uint64_t moved() const { return w_.index.counters().moved; }
 
  private:
@@ -251,6 +255,27 @@ class Walk {
       w_.index.fenced(owner, epoch);
     }
     fences_.clear();
+  }
+  // A policy that is right, late, or mad: any row, any generation, also of entries in use or that never were.
+  void offer() {
+    const View view = w_.index.view();
+    std::vector<std::uint32_t> rows, generations;
+    for (std::uint64_t i = pick(6); i-- > 0;) {
+      const auto row = static_cast<std::uint32_t>(pick(2) ? pick(kSlots) : pick(8) ? pick(40) : random_());
+      rows.push_back(row);
+      generations.push_back(row < view.rows && pick(4) ? view.generation[row]
+                                                       : static_cast<std::uint32_t>(pick(200)));
+    }
+    w_.index.offer_victims(rows, generations);
+    const auto d = digests(pick(texts()));
+    const auto group = static_cast<std::uint32_t>(pick(groups().size()));
+    const std::uint64_t blocks = kUnits / groups()[group].unit_stride * groups()[group].subs;
+    const std::uint64_t first = pick(blocks);
+    w_.index.classify(
+        w_.chain(d), group, first,
+        std::vector<std::uint16_t>(1 + pick(blocks - first), static_cast<std::uint16_t>(pick(3))));
+    if (pick(8) == 0)
+      w_.index.set_share(w_.ns, pick(2) ? pick(1 << 20) : 0, pick(2) ? (1 << 20) + pick(1 << 20) : 0);
   }
   void rare() {
     switch (pick(24)) {

@@ -11,7 +11,7 @@ TEST_CASE(
   constexpr long kAudited = 2000;  // of each seed; a recount costs 100 steps, later every 50th gets one
   const char* steps = std::getenv("KVARTER_WALK_STEPS");
   const long total = steps ? std::atol(steps) : 100000;
-  std::uint64_t reads = 0, moved_reads = 0, moved = 0;
+  std::uint64_t reads = 0, moved_reads = 0, moved = 0, offered = 0;
   for (unsigned seed = 1; seed <= 5; ++seed) {
     Walk walk(seed);
     for (long i = 0; i < total / 5; ++i) {
@@ -22,9 +22,11 @@ TEST_CASE(
     reads += walk.reads;
     moved_reads += walk.moved_reads;
     moved += walk.moved();
+    offered += walk.evicted_offered();
   }
   MESSAGE(reads, " reads, ", moved, " slots moved, ", moved_reads, " reads of a place that a block has left");
   CHECK(moved > static_cast<std::uint64_t>(total) / 100);
   CHECK(moved_reads > 0);
+  CHECK(offered > static_cast<std::uint64_t>(total) / 1000);
   CHECK(reads > static_cast<std::uint64_t>(total) / 10);
 }

@@ -14,11 +14,12 @@
 // and no hole does, it empties the cheapest window of addresses by moving the blocks in it that nobody
 // leases, at most twice the slot's own bytes: that many bytes are copied with the mutex held. What finds no
 // room elsewhere is evicted from the window, if it is a leaf that nobody pins. Otherwise it evicts the least
-// recently used entries that nobody leases or pins and that no entry leans on (leaf first, R7), and answers
-// kRejected (no_space) when there are none. So a slot's address holds for as long as its lease or reservation
-// does, and no longer: a block that has moved has another generation, and whoever still copies from its old
-// place learns it from the record. Statuses, never exceptions, for what concerns one block.
-// std::invalid_argument for misuse: an unknown namespace, a group out of range, arrays of unequal length.
+// recently used entries that nobody leases or pins and that no entry leans on (leaf first, R7), those that a
+// policy has offered before all others, and answers kRejected (no_space) when there are none. So a slot's
+// address holds for as long as its lease or reservation does, and no longer: a block that has moved has
+// another generation, and whoever still copies from its old place learns it from the record. Statuses, never
+// exceptions, for what concerns one block. std::invalid_argument for misuse: an unknown namespace, a group
+// out of range, arrays of unequal length.
 
 #include <cstdint>
 #include <memory>
@@ -68,6 +69,9 @@ struct Shards {
 using Handle = std::uint64_t;
 using LeaseId = std::uint64_t;
 using Owner = std::uint32_t;
+
+inline constexpr std::uint32_t kMostOffered = 8192;
+inline constexpr std::uint32_t kMaxShares = 254;  // namespaces with a floor or a quota
 
 struct Slot {
   std::uint32_t record = 0;  // its number in the records memfd
@@ -133,6 +137,7 @@ struct Counters {
       0;  // = loaded + load_failed + load_unused + load_expired + leased_now; read leases only
   std::uint64_t loaded = 0, load_failed = 0, load_unused = 0, load_expired = 0, leased_now = 0;
   std::uint64_t loaded_bytes = 0, stored_bytes = 0, evicted_bytes = 0;
+  std::uint64_t evicted_offered = 0;         // of the evicted: those that the policy named, and their parents
   std::uint64_t moved = 0, moved_bytes = 0;  // slots, and their payload, moved to make a hole
   std::uint64_t reasons[static_cast<int>(Reason::kCount)] = {};
 };
@@ -141,6 +146,18 @@ struct Counters {
 struct Change {
   Handle handle = 0;
   Reason reason = Reason::kNone;
+};
+
+// The entries' columns, `rows` elements each, for whoever ranks them: read at any time, in no order with what
+// the index does. state is 2 for a resident entry; its number in the order of making is
+// records[slot[row]].entry.
+struct View {
+  std::uint32_t rows = 0;
+  const std::uint32_t *slot, *generation, *parent, *children, *leases, *pins, *hits, *depth, *ns;
+  const std::uint64_t *last_use, *bytes;
+  const std::uint16_t *group, *klass;
+  const std::uint8_t* state;
+  const SlotRecord* records;
 };
 
 struct FenceRequest {
@@ -171,6 +188,11 @@ class Index {
   // --- namespaces
   // The same digest gives the same number while it is open. Throws std::length_error past kMaxNamespaces.
   std::uint32_t open_namespace(const Digest& digest, std::span<const GroupShape> groups);
+  // Eviction for others leaves it at least `floor` bytes, and above `quota` its own blocks go first; 0: none.
+  // What it holds is counted as resident and in flight. Ends with the namespace. Throws std::invalid_argument
+  // when the floors of all come to more than the pool, or a floor is above its quota, and std::length_error
+  // past kMaxShares.
+  void set_share(std::uint32_t ns, std::uint64_t floor, std::uint64_t quota);
   // From now on nothing of it is served or stored; tick removes its blocks, bounded in each call.
   void invalidate(std::uint32_t ns);
 
@@ -215,6 +237,20 @@ class Index {
   // touches the slots of `shards` any more.
   void abort(std::span<const Handle> handles, Shards shards = {});
   bool resident(Handle handle) const;
+
+  // --- placement: what a policy says off the hot path, and may be wrong about
+  // Blocks [first, first + classes.size()) of a group, as far as they are there, get these classes.
+  void classify(const Chain& chain, std::uint32_t group, std::uint64_t first,
+                std::span<const std::uint16_t> classes);
+  // Rows in the order in which they should go, each of the generation that it was ranked in. Appends to what
+  // waits, up to kMostOffered, and returns how many it took. One is passed over when its turn comes if it is
+  // another entry by then, was used since this call, or may not be evicted. After it goes its parent, if it
+  // has become a leaf, is of the same class and was hit as often, and so on up the chain.
+  std::uint32_t offer_victims(std::span<const std::uint32_t> rows,
+                              std::span<const std::uint32_t> generations);
+  // How many more victims it would take now: none while a good part of the pool is free.
+  std::uint32_t victims_wanted() const;
+  View view() const;
 
   // --- endings
   // Ends what is past its deadline, removes some blocks of closed namespaces, evicts a bounded number of

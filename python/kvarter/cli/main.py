@@ -11,6 +11,8 @@ from kvarter import __version__
 from kvarter.cli import config, disk
 from kvarter.cli.doctor import doctor
 from kvarter.cli.output import AsJson, fail
+from kvarter.cli.plan import plan
+from kvarter.cli.replay import replay
 from kvarter.demo import run
 from kvarter.demo.models import DEMONSTRATED, MODELS
 from kvarter.demo.scenario import Note
@@ -24,6 +26,8 @@ app = typer.Typer(
 app.add_typer(config.app, name="config")
 app.add_typer(disk.app, name="disk")
 app.command()(doctor)
+app.command()(replay)
+app.command()(plan)
 _stderr = Console(stderr=True)
 
 _STEPS = {

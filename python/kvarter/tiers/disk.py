@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections import Counter, deque
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
@@ -21,7 +22,10 @@ from .. import _core
 from ..errors import ConfigError
 from ..finding import Space, runs
 from ..geometry import Geometry
+from ..matching import Range, in_memory
 from ..policy import LoadPolicy
+from ..sequence import Sequence
+from ..transfers import Blocks, Match
 
 logger = logging.getLogger("kvarter.disk")
 _FOREVER = 1 << 62
@@ -29,8 +33,6 @@ _WAIT_SECONDS = 0.02  # for the log, before the queue is looked at again
 _FULL = 0.65  # of the room: the log keeps live blocks below 0.85 of it
 _PATIENCE = 5.0  # seconds for blocks that wait for their ancestors to be stored
 _IN_FLIGHT = 64 << 20  # bytes handed to the log at a time: what is queued here can still be dropped
-
-Range = tuple[int, int, int]  # group, first block, blocks
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Disk:
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"no disk tier in {options.path}: {error}") from None
         self._options = options
-        self._index, self._policy = index, policy
+        self._index, self._clock, self._policy = index, clock, policy
         self._work = threading.Condition()
         self._known: deque[_Offer] = deque()  # blocks of sequences that have been seen before
         self._once: deque[_Offer] = deque()  # and of those that have not
@@ -134,6 +136,64 @@ class Disk:
                 self._others.add(self.log.invalidate(space.below))
                 self._work.notify()
 
+    # --- what a store asks
+
+    def copier(self, space: Space, sequence: Sequence) -> Callable[[dict[int, Blocks]], None] | None:
+        """What takes stored blocks of a sequence, as it is now, to be copied down; None where nothing goes there."""
+        if space.below is None:
+            return None
+        above, below, known = (
+            sequence.chain(space.above),
+            sequence.chain(space.below),
+            sequence.seen_tokens > 0,
+        )
+
+        def copy(blocks: dict[int, Blocks]) -> None:
+            ranges = [
+                (group, run.start, len(run))
+                for group, stored in blocks.items()
+                for run in runs(stored.tolist())
+            ]
+            self.offer(space, above, below, ranges, known)
+
+        return copy
+
+    def used(self, space: Space, match: Match, ranges: list[Range]) -> None:
+        """A hit above is a use below, and what the disk has lost of it is to be copied down again."""
+        if space.below is None:
+            return
+        above, below = match.sequence.chain(space.above), match.sequence.chain(space.below)
+        lost: list[Range] = []
+        for group, first, count in ranges:
+            self.log.touch(below, group, first, count)
+            if not self.log.contains(below, group, first + count - 1):
+                lost.append((group, first, count))
+        if lost:
+            self.offer(space, above, below, lost, known=True)
+
+    def fetch(
+        self, space: Space, match: Match, until: int, lease: Callable[[], tuple[_core.Status, int]]
+    ) -> Callable[[], tuple[_core.Status, int] | None]:
+        """Begins to bring up what the match has on disk. What it returns takes the `lease` when all is there, says
+        TimedOut at `until`, and None before."""
+        assert space.below is not None
+        above, below = match.sequence.chain(space.above), match.sequence.chain(space.below)
+        # What is in memory already stays until the rest has come.
+        _, kept = self._index.lease(above, in_memory(match), _core.LeaseKind.Copy, 0, until)
+        promotion = self._promote(space, above, below, match.below, until)
+
+        def attempt() -> tuple[_core.Status, int] | None:
+            late = self._clock.now() >= until
+            if not promotion.done and not late and not self._expired(promotion):
+                return None
+            taken = (_core.Status.TimedOut, 0) if late or not promotion.done else lease()
+            if taken[0] == _core.Status.NotFound and promotion.others and not promotion.failed:
+                return None  # somebody else brings the rest
+            self._index.release(kept, _core.Outcome.Unused)
+            return taken
+
+        return attempt
+
     # --- down
 
     def offer(
@@ -158,7 +218,9 @@ class Disk:
     def _full(self) -> bool:
         """Whether something has to go soon for what comes."""
         ledger = self.log.ledger()
-        return bool(ledger["resident"] + ledger["reserved"] > _FULL * (ledger["capacity"] - ledger["overhead"]))
+        return bool(
+            ledger["resident"] + ledger["reserved"] > _FULL * (ledger["capacity"] - ledger["overhead"])
+        )
 
     def _run(self) -> None:
         while True:
@@ -203,7 +265,9 @@ class Disk:
         group, first, count = wanted
         if offer.space.geometry.chained(group):
             end = max(self._index.leading(offer.above, group, first + count), first)
-            start = self.log.leading(offer.below, group, 0, end)  # its ancestors go first, whoever offers them
+            start = self.log.leading(
+                offer.below, group, 0, end
+            )  # its ancestors go first, whoever offers them
             return [(group, start, end - start)] if end > start else [], first + count - end
         there = [b for b in range(first, first + count) if self._index.contains(offer.above, group, b)]
         missing = [b for b in there if not self.log.contains(offer.below, group, b)]
@@ -227,7 +291,7 @@ class Disk:
 
     # --- up
 
-    def promote(
+    def _promote(
         self, space: Space, above: _core.Chain, below: _core.Chain, blocks: Seq[Seq[int]], deadline: int
     ) -> Promotion:
         """Reads the blocks, by group, that nobody else brings; `deadline` of the clock is for the device."""
@@ -273,7 +337,7 @@ class Disk:
             promotion.failed = True
             self._complete(promotion, None, None)
 
-    def expired(self, promotion: Promotion) -> bool:
+    def _expired(self, promotion: Promotion) -> bool:
         """Past its deadline, though the device may still be in its slots."""
         return not promotion.done and promotion.ticket != 0 and self.log.expired(promotion.ticket)
 

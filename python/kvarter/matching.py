@@ -1,0 +1,91 @@
+"""Where a hit ends: the longest boundary that memory can serve, or memory and disk when that pays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from . import _core
+from .finding import Found, Space, runs
+from .geometry import Geometry
+from .policy import LoadPolicy
+from .sequence import Sequence
+from .transfers import Match
+
+if TYPE_CHECKING:
+    from .tiers.disk import Disk
+
+Range = tuple[int, int, int]  # group, first block, blocks
+
+
+class Matcher:
+    """Decides for one store. `counts`: hits that were not taken, by reason.
+
+    most_promoted: bytes that one match may bring up from disk.
+    """
+
+    def __init__(self, index: _core.Index, policy: LoadPolicy, disk: Disk | None, most_promoted: int) -> None:
+        self._index, self._policy, self._disk, self._most_promoted = index, policy, disk, most_promoted
+        self.counts = Counter({"not_worthwhile": 0, "too_large_to_promote": 0})
+
+    def match(self, space: Space, sequence: Sequence, limit: int, have: int) -> tuple[Match, int]:
+        """The match for an engine that has `have` tokens itself, and the boundary that memory alone could serve."""
+        geometry = space.geometry
+        limit = min(limit, sequence.units * geometry.unit_tokens)
+        found = Found(space, sequence, self._index)
+        in_memory = geometry.boundary(found, limit)
+        if self._disk is not None and space.below is not None:
+            both = Found(space, sequence, self._index, self._disk.log)
+            boundary = geometry.boundary(both, limit)
+            if boundary > max(in_memory, have):
+                match = self._from_disk(
+                    self._disk, space, sequence, both, boundary, max(in_memory, have), have
+                )
+                if match is not None:
+                    return match, in_memory
+        if in_memory > have:
+            blocks = _to_load(geometry, found.needed(in_memory), have)
+            if self._policy.worthwhile(in_memory - have, geometry.bytes_at(blocks), 0, 0):
+                return Match(sequence, in_memory, have, blocks), in_memory
+            self.counts["not_worthwhile"] += 1
+        return Match(sequence, 0, have, ()), in_memory
+
+    def _from_disk(
+        self,
+        disk: Disk,
+        space: Space,
+        sequence: Sequence,
+        found: Found,
+        boundary: int,
+        without: int,
+        have: int,
+    ) -> Match | None:
+        geometry = space.geometry
+        blocks = _to_load(geometry, found.needed(boundary), have)
+        below = tuple(found.not_above(group, need) for group, need in enumerate(blocks))
+        nbytes = geometry.bytes_at(below)
+        if nbytes > self._most_promoted:
+            self.counts["too_large_to_promote"] += 1
+            return None
+        above = max(geometry.bytes_at(blocks) - nbytes, 0)
+        if not self._policy.worthwhile(boundary - without, above, nbytes, disk.queued_reads):
+            self.counts["not_worthwhile"] += 1
+            return None
+        return Match(sequence, boundary, have, blocks, below, boundary - without)
+
+
+def _to_load(geometry: Geometry, needed: list[range], have: int) -> tuple[range, ...]:
+    return tuple(
+        range(max(need.start, have // group.block_tokens), need.stop)
+        for group, need in zip(geometry.groups, needed, strict=True)
+    )
+
+
+def in_memory(match: Match) -> list[Range]:
+    """The ranges of a match that are in the pool already."""
+    ranges = []
+    for group, need in enumerate(match.blocks):
+        missing = match.below[group] if match.below else ()
+        blocks = [b for b in need if b not in missing] if missing else need
+        ranges += [(group, run.start, len(run)) for run in runs(blocks)]
+    return ranges

@@ -1,0 +1,97 @@
+"""What a trace would get of so much memory: hit rates, the bandwidth that they need, and the prefill they save."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..policy import DEFAULT, named
+from ..trace import Trace, infinite, replay
+from .models import Model
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size of memory. Rates in percent of blocks; load_gb_per_s: mean over the trace, both tiers."""
+
+    dram_bytes: int
+    disk_bytes: int
+    blocks: int
+    hit_rate: float
+    dram_hit_rate: float
+    load_gb_per_s: float
+    peak_gb_per_s: float
+    prefill_seconds_saved_per_hour: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """break_even_gb_per_s: a tier slower than this is slower than computing again."""
+
+    model: Model
+    block_bytes: float
+    unique_bytes: float
+    break_even_gb_per_s: float
+    infinite_hit_rate: float
+    points: tuple[Point, ...]
+    knee: Point
+
+
+def plan(
+    trace: Trace,
+    model: Model,
+    prefill: float,
+    dram: Sequence[int] = (),
+    disk: int = 0,
+    progress: Callable[[int], None] = lambda requests: None,
+) -> Plan:
+    """dram: sizes to look at; default from 0.5 % of what the trace's blocks weigh together to all of it. disk: a
+    second tier beneath each, which holds what DRAM does not. prefill: tokens a second that the engine computes.
+    """
+    boundaries = trace.requests / max(trace.unique, 1)  # a request leaves one: the end of its prompt
+    block = model.block_bytes(trace.block_tokens, boundaries)
+    total = block * trace.unique
+    sizes = list(dram) or [int(total * share) for share in np.geomspace(0.005, 1.0, 10)]
+    points = tuple(_point(trace, model, prefill, block, size, disk, progress) for size in sorted(sizes))
+    even = (block / trace.block_tokens) * prefill / 1e9
+    return Plan(model, block, total, even, infinite(trace), points, _knee(points))
+
+
+def _point(
+    trace: Trace,
+    model: Model,
+    prefill: float,
+    block: float,
+    dram: int,
+    disk: int,
+    progress: Callable[[int], None],
+) -> Point:
+    first, both = int(dram / block), int((dram + disk) / block)
+    result = replay(trace, named(DEFAULT)(both), both, progress=progress)
+    upper = replay(trace, named(DEFAULT)(first), first, progress=progress) if disk else result
+    hits = result.hits
+    # A hit loads its blocks and one boundary.
+    loaded = hits * trace.block_tokens * model.per_token + (hits > 0) * model.per_boundary
+    hours = max(trace.span, 1.0) / 3600
+    minutes = np.bincount(((trace.seconds - trace.seconds[0]) // 60).astype(int), weights=loaded)
+    return Point(
+        dram,
+        disk,
+        both,
+        result.hit_rate,
+        upper.hit_rate,
+        float(loaded.sum()) / max(trace.span, 1.0) / 1e9,
+        float(minutes.max(initial=0.0)) / 60 / 1e9,
+        float(hits.sum()) * trace.block_tokens / prefill / hours,
+    )
+
+
+def _knee(points: Sequence[Point]) -> Point:
+    """Where the curve of hit rate over the logarithm of size lies highest above the line between its ends."""
+    x = np.log([max(point.dram_bytes + point.disk_bytes, 1) for point in points])
+    y = np.array([point.hit_rate for point in points])
+    if len(points) < 3 or x[-1] == x[0] or y[-1] == y[0]:
+        return points[int(y.argmax())]
+    return points[int(((y - y[0]) / (y[-1] - y[0]) - (x - x[0]) / (x[-1] - x[0])).argmax())]

@@ -1,0 +1,192 @@
+"""Ranks ahead beneath a live store: a policy says what goes next before anything has to.
+
+Everything here happens in the store's ticks, a little each time: a pass takes at most half a millisecond, by what
+the last ones took. What a policy says may be stale or wrong; the index checks each victim when its turn comes.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import thread_time
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from ..geometry import Full, Geometry
+from ..sequence import Sequence
+from .base import SUPERSEDED, Classes, Columns, Policy
+
+PASS_SECONDS = 0.0005
+_RESIDENT = 2  # RowState, csrc/index/columns.h
+_LEAST_ROWS, _MOST_ROWS = 256, 1 << 16
+_CHOSEN = 8  # of the leaves in a sample, one in so many is offered: the worst of those looked at
+_MOST_WAITING = 256  # requests that wait to be observed; of more the oldest is forgotten
+_MOST_UNCLASSIFIED = 1024
+_LOOKED_BACK = 256  # blocks of a window or states that a later boundary supersedes
+_AT_ONCE = 256  # blocks classified in one call, which holds the index's mutex
+_FEW = _core.MOST_OFFERED // 2  # victims are ranked when so many are wanted
+_SHARE = 0.05  # of the time may go into ranking
+
+
+class _Born:
+    """Numbers of entries in the order of their making, by row."""
+
+    def __init__(self, entry: npt.NDArray[np.generic], slot: npt.NDArray[np.generic]) -> None:
+        self._entry, self._slot = entry, slot
+
+    def __getitem__(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.generic]:
+        slots = np.minimum(self._slot[rows].astype(np.int64), len(self._entry) - 1)
+        return np.asarray(self._entry[slots])
+
+
+@dataclass
+class _Asked:
+    """A request that was matched, until it is observed."""
+
+    sequence: Sequence
+    chain: _core.Chain
+    geometry: Geometry
+    resident: int  # units
+    hint: int
+    now: float
+
+
+class Placement:
+    """One policy beneath one index. Thread-safe: who comes while another is at it goes on at once.
+
+    seconds: the index's clock.
+    """
+
+    def __init__(self, index: _core.Index, policy: Policy, seconds: Callable[[], float]) -> None:
+        self._index, self.policy, self._seconds = index, policy, seconds
+        self._lock = threading.Lock()
+        columns = index.columns
+        self._raw = columns
+        self._columns = Columns(
+            last_use=columns["last_use"],
+            born=_Born(columns["entry"], columns["slot"]),  # type: ignore[arg-type]
+            hits=columns["hits"],
+            depth=columns["depth"],
+            klass=columns["klass"],
+            nbytes=columns["bytes"],
+        )
+        self._total = len(columns["state"])
+        self._stride = _coprime(self._total)
+        self._at = 0
+        self._sample = min(4096, self._total)
+        self._waiting: deque[_Asked] = deque(maxlen=_MOST_WAITING)
+        self._unclassified: deque[tuple[_core.Chain, int, int, Classes]] = deque(maxlen=_MOST_UNCLASSIFIED)
+        self._next = 0.0  # when the next pass may be
+        self.passes = 0
+        self.longest = 0.0  # seconds of this thread's time in one tick
+
+    # --- what requests say
+
+    def asked(
+        self, sequence: Sequence, chain: _core.Chain, geometry: Geometry, resident: int, hint: int
+    ) -> None:
+        """A request for this chain, whose first `resident` units are here."""
+        if self.policy.learns and sequence.from_start and sequence.units:
+            self._waiting.append(_Asked(sequence, chain, geometry, resident, hint, self._seconds()))
+
+    def stored(
+        self, sequence: Sequence, chain: _core.Chain, geometry: Geometry, group: int, run: range
+    ) -> None:
+        """Blocks `run` of a group were reserved: they get the classes of the request that they belong to. What the
+        same chain has of a window or of states before them is superseded.
+        """
+        if isinstance(geometry.groups[group].lifetime, Full):
+            if sequence.classes is not None:
+                self._index.classify(
+                    chain, group, run.start, _of_blocks(sequence.classes, geometry, group, run)
+                )
+        elif run.start:
+            before = range(max(run.start - _LOOKED_BACK, 0), run.start)
+            self._index.classify(chain, group, before.start, np.full(len(before), SUPERSEDED, np.uint16))
+
+    def rehint(self, sequence: Sequence, chain: _core.Chain, geometry: Geometry, hint: int) -> None:
+        """The blocks of this chain, as far as they are here, count as the caller now says."""
+        if sequence.classes is not None:
+            sequence.classes = self.policy.hinted(sequence.classes, hint)
+            self._classify(chain, geometry, sequence.classes)
+
+    # --- the work of a tick
+
+    def tick(self) -> None:
+        """Observes what was asked, and ranks victims while the index wants some: at most a pass of each."""
+        ranks = self.policy.ranks and self._seconds() >= self._next and self._index.victims_wanted > _FEW
+        if not (self._waiting or self._unclassified or ranks) or not self._lock.acquire(blocking=False):
+            return
+        try:
+            begun = thread_time()
+            while (self._waiting or self._unclassified) and thread_time() - begun < PASS_SECONDS / 2:
+                if self._unclassified:
+                    self._index.classify(*self._unclassified.popleft())
+                else:
+                    self._observe(self._waiting.popleft())
+            if ranks and thread_time() - begun < PASS_SECONDS / 2:
+                self._rank(self._index.victims_wanted)
+            self.longest = max(self.longest, thread_time() - begun)
+        finally:
+            self._lock.release()
+
+    def _observe(self, asked: _Asked) -> None:
+        keys = np.ascontiguousarray(asked.sequence.digests[:, :8]).view(np.uint64).ravel()
+        classes = self.policy.observe(keys, asked.resident, asked.now, asked.hint)
+        if classes is not None:
+            asked.sequence.classes = classes
+            self._classify(asked.chain, asked.geometry, classes)  # of what is stored by now too
+
+    def _classify(self, chain: _core.Chain, geometry: Geometry, classes: Classes) -> None:
+        """Gives the blocks of the first len(classes) units of a chain their classes, a part in each tick."""
+        for number, group in enumerate(geometry.groups):
+            if not isinstance(group.lifetime, Full):
+                continue
+            blocks = len(classes) * geometry.unit_tokens // group.block_tokens
+            for start in range(0, blocks, _AT_ONCE):
+                run = range(start, min(start + _AT_ONCE, blocks))
+                self._unclassified.append((chain, number, start, _of_blocks(classes, geometry, number, run)))
+
+    def _rank(self, wanted: int) -> None:
+        """Looks at a sample of all rows, spread over them, and offers the leaves that are worth least."""
+        begun = thread_time()
+        raw = self._raw
+        rows = (self._at + self._stride * np.arange(self._sample, dtype=np.int64)) % self._total
+        self._at = int(rows[-1] + self._stride) % self._total
+        rows = rows[(raw["state"][rows] == _RESIDENT) & (raw["children"][rows] == 0)]
+        rows = rows[(raw["leases"][rows] == 0) & (raw["pins"][rows] == 0)]
+        if len(rows):
+            generations = raw["generation"][rows]
+            scores = self.policy.score(self._columns, rows, self._seconds())
+            past = (raw["klass"][rows] & SUPERSEDED != 0) & (raw["hits"][rows] < 2)
+            scores[past] -= np.ptp(scores) + 1.0
+            count = min(max(len(rows) // _CHOSEN, 1), wanted)
+            worst = np.argpartition(scores, count - 1)[:count]
+            worst = worst[np.argsort(scores[worst])]
+            self._index.offer_victims(rows[worst], generations[worst])
+        took = thread_time() - begun
+        self._next = self._seconds() + took / _SHARE
+        self.passes += 1
+        scale = min(max(0.8 * PASS_SECONDS / max(took, 1e-6), 0.25), 1.25)
+        self._sample = int(min(max(self._sample * scale, _LEAST_ROWS), _MOST_ROWS, self._total))
+
+
+def _of_blocks(classes: Classes, geometry: Geometry, group: int, blocks: range) -> Classes:
+    """Of each block the class of the last unit that it touches, whose digest names it."""
+    unit, block = geometry.unit_tokens, geometry.groups[group].block_tokens
+    if unit == block and blocks.stop <= len(classes):
+        return classes[blocks.start : blocks.stop]
+    last = (np.arange(blocks.start, blocks.stop) // max(unit // block, 1) + 1) * max(block // unit, 1) - 1
+    return np.asarray(classes[np.minimum(last, len(classes) - 1)])
+
+
+def _coprime(total: int) -> int:
+    """A step that visits every row, far from the last one."""
+    step = max(int(total * 0.6180339887), 1) | 1
+    while np.gcd(step, total) != 1:
+        step += 1
+    return step

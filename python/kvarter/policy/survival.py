@@ -1,0 +1,87 @@
+"""How long blocks of a class wait for their next use, learned as it happens, and what that makes them worth.
+
+The time from a use of a block to the next one is a *spell*. A spell ends by a use, or is cut off: the block is
+forgotten, or still waits. An online Kaplan-Meier estimate over bins of age gives each class's hazard of reuse, pulled
+towards that of all classes together where little was seen. A block of age a is worth its Gittins index: the best
+rate, over all horizons X, of P(used within X) for E[time held within X].
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+_Floats = npt.NDArray[np.float64]
+_PER_OCTAVE = 2
+_FIRST, _LAST = 0.25, 1 << 18  # seconds: the bins between them; below and above is one bin each
+BINS = (int(np.log2(_LAST / _FIRST))) * _PER_OCTAVE + 2
+_EDGES = np.concatenate([[0.0], _FIRST * 2.0 ** (np.arange(BINS) / _PER_OCTAVE)])
+_WIDTHS = np.diff(_EDGES)
+_LATER = np.tri(BINS, dtype=bool).T  # [a, x]: the horizon x is not before age a
+_TRUST = 20.0  # spells of a class that weigh as much as all classes together
+_AT_ONCE = 8  # classes whose worth is computed in one step
+_HALF_LIFE = 1 << 18  # spells after which what was seen counts half
+
+
+def bins(ages: _Floats) -> npt.NDArray[np.int64]:
+    """The bin of each age in seconds; a clock that went back makes age 0."""
+    octaves = np.log2(np.maximum(ages, _FIRST / 4)) - np.log2(_FIRST)
+    found: npt.NDArray[np.int64] = np.clip(np.floor(octaves * _PER_OCTAVE).astype(np.int64) + 1, 0, BINS - 1)
+    return found
+
+
+class Survival:
+    """Spells of `classes` classes, and the worth of a block by class and age."""
+
+    def __init__(self, classes: int) -> None:
+        self._used = np.zeros((classes, BINS))  # spells that ended by a use, by age
+        self._cut = np.zeros((classes, BINS))
+        self._spells = 0.0
+        self._due: list[tuple[npt.NDArray[np.int64], _Floats]] = []  # classes and their hazards
+        self.worth = np.tile(1.0 / (_EDGES[1:] + _FIRST), (classes, 1))  # until anything is known: LRU
+
+    @property
+    def nbytes(self) -> int:
+        return self._used.nbytes + self._cut.nbytes + self.worth.nbytes
+
+    def ended(self, classes: npt.NDArray[np.int64], ages: _Floats, by_use: bool) -> None:
+        np.add.at(self._used if by_use else self._cut, (classes, bins(ages)), 1.0)
+        self._spells += len(classes)
+        if self._spells > _HALF_LIFE:
+            self._spells /= 2
+            self._used /= 2
+            self._cut /= 2
+
+    def fit(self, classes: npt.NDArray[np.int64], ages: _Floats) -> None:
+        """Learns from all spells so far, in steps; `classes` and `ages` are those of blocks that wait now."""
+        count = len(self._used)
+        waiting = np.bincount(classes * BINS + bins(ages), minlength=count * BINS).reshape(count, BINS)
+        cut = self._cut + waiting
+        present = np.flatnonzero((self._used.sum(1) + cut.sum(1)) > 0)
+        used, cut = self._used[present], cut[present]
+        at_risk = np.cumsum((used + cut)[:, ::-1], 1)[:, ::-1] - cut / 2
+        pooled = used.sum(0) / (at_risk.sum(0) + 1.0)
+        hazards = (used + _TRUST * pooled) / (at_risk + _TRUST)
+        self._due = [
+            (present[at : at + _AT_ONCE], hazards[at : at + _AT_ONCE])
+            for at in range(0, len(present), _AT_ONCE)
+        ]
+        self.step()
+
+    def step(self) -> None:
+        """Brings a few classes up to date; all of them within as many calls as there are classes over 8."""
+        if self._due:
+            classes, hazards = self._due.pop()
+            self.worth[classes] = gittins(hazards)
+
+
+def gittins(hazard: _Floats) -> _Floats:
+    """worth[class, bin] of hazard[class, bin], the share of those that reach a bin that is used within it."""
+    alive = np.cumprod(1 - np.minimum(hazard, 0.999), 1)
+    alive = np.concatenate([np.ones((len(alive), 1)), alive], 1)
+    held = np.cumsum((alive[:, :-1] + alive[:, 1:]) / 2 * _WIDTHS, 1)
+    held = np.concatenate([np.zeros((len(held), 1)), held], 1)
+    used = alive[:, :-1, None] - alive[:, None, 1:]
+    time = held[:, None, 1:] - held[:, :-1, None]
+    rates = np.where(_LATER, used / np.where(_LATER, np.maximum(time, 1e-300), 1.0), 0.0)
+    return np.asarray(rates.max(2))
