@@ -6,10 +6,11 @@ import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, PrivateAttr
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, PrivateAttr, field_validator
 
 from . import _core
 from .errors import ConfigError
+from .policy import DEFAULT, POLICIES, named
 from .tiers.disk import DiskOptions
 
 MIN_DRAM = 2 << 20
@@ -87,10 +88,17 @@ class Config(BaseModel):
     )
     copy_threads: int = Field(0, ge=0, le=64, description="Threads that copy; 0: in the engine's own thread")
     copy_member: Literal["host", "faulty"] = Field("host", description="Which copy engine")
+    policy: str = Field(DEFAULT, description=f"What to keep in memory: {', '.join(POLICIES)}")
     disk: Disk = Field(Disk.model_validate({}), description="A log below the pool")
     faults: Faults = Field(Faults.model_validate({}), description="For the faulty copy engine")
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @field_validator("policy")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        named(name)  # says which there are
+        return name
 
     @classmethod
     def load(cls, engine: Mapping[str, Any] | None = None) -> Config:

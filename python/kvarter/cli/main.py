@@ -1,5 +1,6 @@
 """The command `kvarter`. Exit status: 0 well, 1 a check failed, 2 usage or environment."""
 
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -64,6 +65,10 @@ def demo(
         int, typer.Option(min=256, max=4096, help="Length of each prompt.")
     ] = run.Options().tokens,
     dram: Annotated[str, typer.Option(help="Size of Kvarter's pool.")] = run.Options().dram,
+    disk_dir: Annotated[
+        Path | None,
+        typer.Option("--disk", metavar="DIR", help="Also show a restart, over a log in this directory."),
+    ] = None,
 ) -> None:
     """Run a real vLLM engine without Kvarter and one with it on the same prompts, for each model, and compare.
 
@@ -79,7 +84,11 @@ def demo(
     try:
         run.check_engine()
         for name in model:
-            reports.append(_compare(run.Options(name, prompts, tokens, dram), told))
+            reports.append(
+                _compare(
+                    run.Options(name, prompts, tokens, dram, disk=str(disk_dir) if disk_dir else None), told
+                )
+            )
     except UnsupportedEngine as error:
         fail(str(error), status=2)
     except run.RunFailed as error:
@@ -89,11 +98,11 @@ def demo(
     else:
         Console().print(table(reports))
     for report in reports:
-        if not report.identical:
+        if not report.same:
             fail(
                 f"{report.model}: tokens differ between the engine with Kvarter and the one without", status=1
             )
-        if not report.passed:
+        if not report.served:
             fail(f"{report.model}: nothing was served from Kvarter's memory", status=1)
 
 
@@ -101,8 +110,12 @@ def _compare(options: run.Options, told: set[str]) -> run.Report:
     columns = (TextColumn("{task.description:<77}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_stderr) as bars:
         tasks = {
-            name: bars.add_task(f"{options.model} {name} Kvarter", total=3 * options.prompts, start=False)
-            for name in ("with", "without")
+            name: bars.add_task(
+                f"{options.model} {name} Kvarter",
+                total=(1 if name.startswith("restarted") else 3) * options.prompts,
+                start=False,
+            )
+            for name in ("with", *(["restarted with"] if options.disk else []), "without")
         }
 
         def show(name: str, event: Note | Done) -> None:

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import msgspec
 
@@ -32,7 +32,8 @@ class RunFailed(KvarterError, RuntimeError):
 class Options(NamedTuple):
     """``prompts`` prompts of ``tokens`` tokens, ``output_tokens`` greedy tokens each, ``dram`` for the pool.
 
-    The prompts come in pairs that share their first half. The engine's own cache holds about a third of them.
+    The prompts come in pairs that share their first half. The engine's own cache holds about a third of them. With a
+    directory for the ``disk`` tier a third engine follows, which has nothing but what the second left there.
     """
 
     model: str = DEMONSTRATED[0]
@@ -40,9 +41,18 @@ class Options(NamedTuple):
     tokens: int = 1024
     dram: str = "512MiB"
     output_tokens: int = 12
+    disk: str | None = None
 
 
-class Report(msgspec.Struct, frozen=True):
+class Restart(msgspec.Struct, frozen=True):
+    """What an engine got from disk that started when the one before it had ended."""
+
+    disk_hit_tokens: int
+    seconds: float
+    identical: bool
+
+
+class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     """One model's comparison: tokens over all prompts, seconds to the first token summed over all prompts.
 
     ``seconds_cold`` is what the engine without Kvarter takes once its cache is dropped, ``seconds_hit`` the
@@ -59,11 +69,17 @@ class Report(msgspec.Struct, frozen=True):
     seconds_hit: float
     seconds_local_hit: float
     identical: bool
+    restart: Restart | None = None
 
     @property
-    def passed(self) -> bool:
-        """Every token identical, and Kvarter served something."""
-        return self.identical and self.external_hit_tokens > 0
+    def same(self) -> bool:
+        """Every token identical."""
+        return self.identical and (self.restart is None or self.restart.identical)
+
+    @property
+    def served(self) -> bool:
+        """Kvarter served something, after the restart too."""
+        return self.external_hit_tokens > 0 and (self.restart is None or self.restart.disk_hit_tokens > 0)
 
 
 def check_engine() -> None:
@@ -99,21 +115,28 @@ def compare(options: Options, report: Callable[[str, Note | Progress], None]) ->
         output_tokens=options.output_tokens,
         blocks=_cache_blocks(options),
     )
-    kv = {
+    kv: dict[str, Any] = {
         "kv_connector": "KvarterConnector",
         "kv_connector_module_path": "kvarter.connectors.vllm",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {"dram": options.dram},
     }
+    if options.disk is not None:
+        disk = {"path": options.disk, "capacity": "2GiB", "segment": "64MiB", "measure": False}
+        kv["kv_connector_extra_config"] = {"dram": options.dram, "disk": disk}
     # With Kvarter first: what it refuses, it refuses before half of the work is done.
     kvarter = _run(msgspec.structs.replace(task, kv=kv), lambda event: report("with", event))
+    restarted = None
+    if options.disk is not None:
+        again = msgspec.structs.replace(task, kv=kv, restarted=True)
+        restarted = _run(again, lambda event: report("restarted with", event))
     without = _run(task, lambda event: report("without", event))
-    return judge(options, without, kvarter)
+    return judge(options, without, kvarter, restarted)
 
 
-def judge(options: Options, without: Outcome, kvarter: Outcome) -> Report:
-    """Compare two outcomes of one task.
+def judge(options: Options, without: Outcome, kvarter: Outcome, restarted: Outcome | None = None) -> Report:
+    """Compare outcomes of one task.
 
     Raises:
         RunFailed: the engine without Kvarter answered from a cache that it had dropped.
@@ -140,6 +163,13 @@ def judge(options: Options, without: Outcome, kvarter: Outcome) -> Report:
                 (kvarter.repeated, without.repeated),
                 (kvarter.again, without.again),
             )
+        ),
+        restart=None
+        if restarted is None
+        else Restart(
+            disk_hit_tokens=restarted.external_hit_tokens,
+            seconds=restarted.again.seconds,
+            identical=restarted.again.tokens == without.again.tokens,
         ),
     )
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from kvarter.demo.run import Report
+from kvarter.demo.run import Report, Restart
 
 _ROWS: dict[str, Callable[[Report], str]] = {
     "cache groups": lambda report: str(report.groups),
@@ -14,7 +14,11 @@ _ROWS: dict[str, Callable[[Report], str]] = {
     "time without Kvarter": lambda report: f"{report.seconds_cold:.2f} s",
     "time with Kvarter": lambda report: f"{report.seconds_hit:.2f} s",
     "time of the engine's own local hit": lambda report: f"{report.seconds_local_hit:.2f} s",
-    "tokens identical": lambda report: "yes" if report.identical else "NO",
+    "tokens identical": lambda report: "yes" if report.same else "NO",
+}
+_RESTARTED: dict[str, Callable[[Restart], str]] = {
+    "restarted, served from disk": lambda restart: f"{restart.disk_hit_tokens:,}",
+    "time when restarted": lambda restart: f"{restart.seconds:.2f} s",
 }
 
 
@@ -25,4 +29,7 @@ def table(reports: Sequence[Report]) -> Table:
         result.add_column(report.model, justify="right")
     for heading, show in _ROWS.items():
         result.add_row(heading, *map(show, reports))
+    restarts = [report.restart for report in reports if report.restart is not None]
+    for heading, show_restart in _RESTARTED.items() if restarts else ():
+        result.add_row(heading, *map(show_restart, restarts))
     return result

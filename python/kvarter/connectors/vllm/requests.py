@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ...keys import Extra, Namespace
 from ...sequence import Sequence
 from ...transfers import Match, Ticket
+from .hints import Hints
 from .identity import request_extras
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class RequestState:
 
     request: Request
     done: list[int]
+    hints: Hints = Hints(None, {}, None)  # noqa: RUF009  immutable
     sequence: Sequence | None = None
     extras: list[Extra] = field(default_factory=list)
     uncacheable: str | None = None  # why nothing of this request can be named

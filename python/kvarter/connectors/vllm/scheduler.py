@@ -21,6 +21,7 @@ from ...policy import AlwaysLoad
 from ...store import Store
 from ...transfers import Match, Reservation
 from .events import Events
+from .hints import hints_of
 from .identity import Identity
 from .jobs import Jobs, Table
 from .layout import Groups, with_shards
@@ -56,6 +57,7 @@ class SchedulerSide:
             config.pool_bytes(parallel.data_parallel_size_local),
             max_blocks=config.max_blocks,
             hold_seconds=config.hold_seconds,
+            policy=config.policy,
             load_policy=None if config.disk.measure else AlwaysLoad(),
             disk=config.disk_options(
                 parallel.data_parallel_rank_local or 0, parallel.data_parallel_size_local
@@ -110,7 +112,15 @@ class SchedulerSide:
     # --- matching and loading
 
     def on_new_request(self, request: Request) -> None:
-        self._states[request.request_id] = RequestState(request, [0] * len(self._groups.ids))
+        state = RequestState(request, [0] * len(self._groups.ids))
+        self._states[request.request_id] = state
+        try:
+            state.hints = hints_of(request)
+        except ValueError as error:
+            self.requests["hint_not_understood"] += 1
+            logger.warning("request %s: %s; it is served without its hints", request.request_id, error)
+        if state.hints.session is not None and state.hints.wishes:
+            self.store.hint(state.hints.session, **state.hints.wishes)
 
     def matched_tokens(self, request: Request, computed: int) -> tuple[int, bool]:
         """Tokens beyond `computed` that a load would bring, and that it would be asynchronous."""
@@ -134,6 +144,7 @@ class SchedulerSide:
             have_tokens=computed,
             request=state.request.request_id,
             owner=self._owner,
+            session=state.hints.session,
         )
 
     def allocated(self, request: Request, blocks: KVCacheBlocks, external_tokens: int) -> None:
@@ -273,6 +284,8 @@ class SchedulerSide:
         self.store.drop_hold(request.request_id)
         if self._ready() and request.request_id not in self.loads:
             self._plan(state, request.num_computed_tokens - request.num_output_placeholders, table)
+        if state.hints.ttl and state.sequence is not None:
+            self.store.pin(state.sequence, state.hints.ttl)
 
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping so that copies are submitted and reported."""
