@@ -10,29 +10,23 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-
-import numpy as np
-import numpy.typing as npt
+from dataclasses import dataclass
+from typing import Any
 
 from .. import _core
 from ..errors import ConfigError
 from ..finding import Space, runs
 from ..geometry import Geometry
-from ..matching import Range, in_memory
+from ..matching import Range
 from ..policy import LoadPolicy
 from ..sequence import Sequence
 from ..transfers import Blocks, Match
+from .copydown import CopyDown
+from .promotion import Lease, Promotions
 
 logger = logging.getLogger("kvarter.disk")
-_FOREVER = 1 << 62
 _WAIT_SECONDS = 0.02  # for the log, before the queue is looked at again
-_FULL = 0.65  # of the room: the log keeps live blocks below 0.85 of it
-_PATIENCE = 5.0  # seconds for blocks that wait for their ancestors to be stored
-_IN_FLIGHT = 64 << 20  # bytes handed to the log at a time: what is queued here can still be dropped
 
 
 @dataclass(frozen=True)
@@ -51,35 +45,6 @@ class DiskOptions:
     queue_depth: int = 8
     queue_bytes: int = 256 << 20
     admit_all: bool = False
-
-
-@dataclass
-class _Offer:
-    space: Space
-    above: _core.Chain
-    below: _core.Chain
-    ranges: list[Range]
-    nbytes: int
-    until: float  # blocks that are not in the pool by then never will be
-
-
-@dataclass(eq=False)
-class Promotion:
-    """Blocks on their way up. `done` once none of them is touched any more; `failed`: some did not come."""
-
-    space: Space
-    handles: dict[int, npt.NDArray[np.uint64]] = field(default_factory=dict)  # of what is read, by group
-    refused: bool = False  # the pool had no room
-    others: bool = False  # somebody else brings or writes some of them
-    failed: bool = False
-    nbytes: int = 0
-    begun: float = 0.0
-    ticket: int = 0
-    event: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def done(self) -> bool:
-        return self.event.is_set()
 
 
 class Disk:
@@ -106,20 +71,12 @@ class Disk:
             )
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"no disk tier in {options.path}: {error}") from None
-        self._options = options
-        self._index, self._clock, self._policy = index, clock, policy
-        self._work = threading.Condition()
-        self._known: deque[_Offer] = deque()  # blocks of sequences that have been seen before
-        self._once: deque[_Offer] = deque()  # and of those that have not
-        self._queued = self._writing = 0  # bytes
-        self._in_hand = False  # whether the thread is looking at what it took from the queue
-        self._writes: dict[int, tuple[int, int]] = {}  # ticket -> (lease, bytes)
-        self._reads: dict[int, Promotion] = {}
-        self._others: set[int] = set()  # tickets of flushes and invalidations
-        self._answers: dict[int, _core.Status] = {}
-        self._reading = 0  # bytes
+        self._down = CopyDown(self.log, pool, index, options.queue_bytes, options.admit_all)
+        self._up = Promotions(self.log, index, clock, policy)
+        self._wake = threading.Condition()
+        self._tickets: set[int] = set()  # of flushes and invalidations
+        self._flushed: set[int] = set()  # of flushes that are done
         self._closed = False
-        self.counts: Counter[str] = Counter()
         self._thread = threading.Thread(target=self._run, name="kvarter-disk", daemon=True)
         self._thread.start()
 
@@ -132,9 +89,9 @@ class Disk:
     def invalidate(self, space: Space) -> None:
         """Nothing of it is served any more; soon no crash can bring it back."""
         if space.below is not None:
-            with self._work:
-                self._others.add(self.log.invalidate(space.below))
-                self._work.notify()
+            with self._wake:
+                self._tickets.add(self.log.invalidate(space.below))
+                self._wake.notify_all()
 
     # --- what a store asks
 
@@ -142,11 +99,8 @@ class Disk:
         """What takes stored blocks of a sequence, as it is now, to be copied down; None where nothing goes there."""
         if space.below is None:
             return None
-        above, below, known = (
-            sequence.chain(space.above),
-            sequence.chain(space.below),
-            sequence.seen_tokens > 0,
-        )
+        above, below = sequence.chain(space.above), sequence.chain(space.below)
+        known = sequence.seen_tokens > 0
 
         def copy(blocks: dict[int, Blocks]) -> None:
             ranges = [
@@ -154,7 +108,8 @@ class Disk:
                 for group, stored in blocks.items()
                 for run in runs(stored.tolist())
             ]
-            self.offer(space, above, below, ranges, known)
+            self._down.offer(space, above, below, ranges, known)
+            self._notify()
 
         return copy
 
@@ -169,256 +124,81 @@ class Disk:
             if not self.log.contains(below, group, first + count - 1):
                 lost.append((group, first, count))
         if lost:
-            self.offer(space, above, below, lost, known=True)
+            self._down.offer(space, above, below, lost, known=True)
+            self._notify()
 
     def fetch(
-        self, space: Space, match: Match, until: int, lease: Callable[[], tuple[_core.Status, int]]
-    ) -> Callable[[], tuple[_core.Status, int] | None]:
-        """Begins to bring up what the match has on disk. What it returns takes the `lease` when all is there, says
-        TimedOut at `until`, and None before."""
-        assert space.below is not None
-        above, below = match.sequence.chain(space.above), match.sequence.chain(space.below)
-        # What is in memory already stays until the rest has come.
-        _, kept = self._index.lease(above, in_memory(match), _core.LeaseKind.Copy, 0, until)
-        promotion = self._promote(space, above, below, match.below, until)
-
-        def attempt() -> tuple[_core.Status, int] | None:
-            late = self._clock.now() >= until
-            if not promotion.done and not late and not self._expired(promotion):
-                return None
-            taken = (_core.Status.TimedOut, 0) if late or not promotion.done else lease()
-            if taken[0] == _core.Status.NotFound and promotion.others and not promotion.failed:
-                return None  # somebody else brings the rest
-            self._index.release(kept, _core.Outcome.Unused)
-            return taken
-
+        self, space: Space, match: Match, until: int, lease: Callable[[], Lease]
+    ) -> Callable[[], Lease | None]:
+        """Begins to bring up what the match has on disk; see `Promotions.fetch`."""
+        attempt = self._up.fetch(space, match, until, lease)
+        self._notify()
         return attempt
 
-    # --- down
+    @property
+    def queued_reads(self) -> int:
+        """Bytes that were asked for and have not come."""
+        return self._up.queued
 
-    def offer(
-        self, space: Space, above: _core.Chain, below: _core.Chain, ranges: list[Range], known: bool
-    ) -> None:
-        """These blocks are in the pool now, or will be at once. `known`: what they go on from was seen before."""
-        groups = space.geometry.groups
-        nbytes = sum(count * sum(groups[group].shard_bytes) for group, _, count in ranges)
-        with self._work:
-            if not known and not self._options.admit_all and self._full():
-                self.counts["not_admitted"] += sum(count for *_, count in ranges)
-                return
-            until = time.monotonic() + _PATIENCE
-            (self._known if known else self._once).append(_Offer(space, above, below, ranges, nbytes, until))
-            self._queued += nbytes
-            while self._queued > self._options.queue_bytes:
-                last = (self._once or self._known).pop()
-                self._queued -= last.nbytes
-                self.counts["queue_full"] += sum(count for *_, count in last.ranges)
-            self._work.notify()
+    # --- the thread
 
-    def _full(self) -> bool:
-        """Whether something has to go soon for what comes."""
-        ledger = self.log.ledger()
-        return bool(
-            ledger["resident"] + ledger["reserved"] > _FULL * (ledger["capacity"] - ledger["overhead"])
-        )
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify_all()
 
     def _run(self) -> None:
         while True:
-            with self._work:
-                while not (
-                    self._closed or self._known or self._once or self._writes or self._reads or self._others
-                ):
-                    self._work.wait()
-                if self._closed and not (self._writes or self._reads or self._others):
+            with self._wake:
+                self._wake.wait_for(lambda: self._closed or self._down.busy or self._up.busy or self._tickets)
+                if self._closed:
                     return
             try:
-                self._copy_down()
+                self._down.step()
                 self.log.wait(_WAIT_SECONDS)
                 self._collect()
             except Exception:  # a slower cache, never an error to the engine
                 logger.exception("the disk tier goes on without what it was doing")
                 time.sleep(_WAIT_SECONDS)
 
-    def _copy_down(self) -> None:
-        late = []
-        while self._writing < _IN_FLIGHT:
-            with self._work:
-                if self._closed or not (self._known or self._once):
-                    break
-                offer = (self._known or self._once).popleft()
-                self._queued -= offer.nbytes
-                self._in_hand = True
-            missing = [self._missing(offer, wanted) for wanted in offer.ranges]
-            if any(waiting for _, waiting in missing) and time.monotonic() < offer.until:
-                late.append(offer)  # whole, so that parents go down before their children
-                continue
-            self.counts["gone"] += sum(waiting for _, waiting in missing)
-            if ranges := [r for found, _ in missing for r in found]:
-                self._write(offer, ranges)
-        with self._work:
-            self._in_hand = False
-            self._known.extendleft(reversed(late))
-            self._queued += sum(offer.nbytes for offer in late)
-
-    def _missing(self, offer: _Offer, wanted: Range) -> tuple[list[Range], int]:
-        """What of it is in the pool and not on disk yet, and how many blocks are not in the pool."""
-        group, first, count = wanted
-        if offer.space.geometry.chained(group):
-            end = max(self._index.leading(offer.above, group, first + count), first)
-            start = self.log.leading(
-                offer.below, group, 0, end
-            )  # its ancestors go first, whoever offers them
-            return [(group, start, end - start)] if end > start else [], first + count - end
-        there = [b for b in range(first, first + count) if self._index.contains(offer.above, group, b)]
-        missing = [b for b in there if not self.log.contains(offer.below, group, b)]
-        return [(group, run.start, len(run)) for run in runs(missing)], count - len(there)
-
-    def _write(self, offer: _Offer, ranges: list[Range]) -> None:
-        status, lease = self._index.lease(offer.above, ranges, _core.LeaseKind.Copy, 0, _FOREVER)
-        if status != _core.Status.Ok:  # evicted since
-            self.counts["gone"] += sum(count for *_, count in ranges)
-            return
-        slots = self._index.slots(lease)
-        nbytes = int(slots["length"].sum())
-        with self._work:
-            ticket = self.log.write(offer.below, ranges, slots)
-            if ticket:
-                self._writes[ticket] = lease, nbytes
-                self._writing += nbytes
-        if not ticket:
-            self.counts["queue_full"] += sum(count for *_, count in ranges)
-            self._index.release(lease, _core.Outcome.Unused)
-
-    # --- up
-
-    def _promote(
-        self, space: Space, above: _core.Chain, below: _core.Chain, blocks: Seq[Seq[int]], deadline: int
-    ) -> Promotion:
-        """Reads the blocks, by group, that nobody else brings; `deadline` of the clock is for the device."""
-        promotion = Promotion(space, begun=time.monotonic())
-        ranges: list[Range] = []
-        slots: list[npt.NDArray[np.void]] = []
-        for group, wanted in enumerate(blocks):
-            handles = []
-            for run in runs(wanted):
-                status, reasons, made, where = self._index.reserve(
-                    above, (group, run.start, len(run)), (0, 0), 0, _FOREVER
-                )
-                promotion.refused |= bool((status == _core.Status.Rejected).any())
-                promotion.others |= bool((reasons == _IN_FLIGHT_ALREADY).any())
-                granted = np.flatnonzero(made)
-                ranges += [(group, run.start + r.start, len(r)) for r in runs(granted.tolist())]
-                handles.append(made[granted])
-                slots.append(where)
-            if handles:
-                promotion.handles[group] = np.concatenate(handles)
-        if ranges:
-            self._read(promotion, below, ranges, np.concatenate(slots), deadline)
-        else:
-            promotion.event.set()
-        return promotion
-
-    def _read(
-        self,
-        promotion: Promotion,
-        below: _core.Chain,
-        ranges: list[Range],
-        slots: npt.NDArray[np.void],
-        deadline: int,
-    ) -> None:
-        promotion.nbytes = int(slots["length"].sum())
-        with self._work:
-            promotion.ticket = 0 if self._closed else self.log.read(below, ranges, slots, deadline)
-            if promotion.ticket:
-                self._reads[promotion.ticket] = promotion
-                self._reading += promotion.nbytes
-                self._work.notify()
-        if not promotion.ticket:
-            promotion.failed = True
-            self._complete(promotion, None, None)
-
-    def _expired(self, promotion: Promotion) -> bool:
-        """Past its deadline, though the device may still be in its slots."""
-        return not promotion.done and promotion.ticket != 0 and self.log.expired(promotion.ticket)
-
-    @property
-    def queued_reads(self) -> int:
-        """Bytes that were asked for and have not come."""
-        return self._reading
-
     def _collect(self) -> None:
         for ticket, statuses, _, _, checksums in self.log.poll():
-            with self._work:
-                lease, nbytes = self._writes.pop(ticket, (0, 0))
-                promotion = self._reads.pop(ticket, None)
-                self._writing -= nbytes
-                if ticket in self._others:
-                    self._others.discard(ticket)
-                    self._answers[ticket] = _core.Status(int(statuses[0]))
-                    self._work.notify_all()
-            if lease:
-                self._index.release(lease, _core.Outcome.Unused)
-            if promotion is not None:
-                self._arrived(promotion, statuses, checksums)
-
-    def _arrived(
-        self, promotion: Promotion, statuses: npt.NDArray[np.uint8], checksums: npt.NDArray[np.uint64]
-    ) -> None:
-        with self._work:
-            self._reading -= promotion.nbytes
-        ok = statuses == _core.Status.Ok
-        promotion.failed = not bool(ok.all())
-        if not promotion.failed:
-            self._policy.loaded(promotion.nbytes + self._reading, time.monotonic() - promotion.begun)
-        self._complete(promotion, ok, checksums)
-
-    def _complete(
-        self, promotion: Promotion, ok: npt.NDArray[np.bool_] | None, checksums: npt.NDArray[np.uint64] | None
-    ) -> None:
-        """The slots are no more touched: what came becomes resident, of the rest the slots are free again."""
-        block = slot = 0
-        for group, handles in promotion.handles.items():
-            shards, count = len(promotion.space.geometry.groups[group].shard_bytes), len(handles)
-            good = np.zeros(count, np.uint8) if ok is None else ok[block : block + count].astype(np.uint8)
-            sums = (
-                np.zeros(count * shards, np.uint64)
-                if checksums is None
-                else checksums[slot : slot + count * shards]
-            )
-            for shard in range(shards):
-                self._index.complete(handles, shard, good, np.ascontiguousarray(sums[shard::shards]))
-            block, slot = block + count, slot + count * shards
-        promotion.event.set()
+            if self._down.arrived(ticket) or self._up.arrived(ticket, statuses, checksums):
+                continue
+            with self._wake:
+                self._tickets.discard(ticket)
+                if statuses[0] == _core.Status.Ok:
+                    self._flushed.add(ticket)
+                self._wake.notify_all()
 
     # --- account and end
 
-    def stats(self) -> dict[str, int]:
-        """The log's counters, and what was never handed to it, by reason."""
-        return {**self.log.counters(), **{f"down_{reason}": count for reason, count in self.counts.items()}}
+    def stats(self) -> dict[str, Any]:
+        """The log's counters, and blocks that were never handed to it, by reason."""
+        counts = self._down.counts
+        return {**self.log.counters(), **{f"down_{reason}": count for reason, count in counts.items()}}
 
     def flush(self, seconds: float) -> bool:
         """Copies down what is queued and makes it durable; whether that was done in time."""
         until = time.monotonic() + seconds
-        while self._known or self._once or self._in_hand or self._writes:
+        while self._down.busy:
             if time.monotonic() > until:
                 return False
             time.sleep(0.002)
-        with self._work:
+        with self._wake:
+            self._flushed.clear()
             ticket = self.log.flush()
-            self._others.add(ticket)
-            self._work.notify()
-            done = self._work.wait_for(lambda: ticket in self._answers, max(until - time.monotonic(), 0))
-            return done and self._answers.pop(ticket) == _core.Status.Ok
+            self._tickets.add(ticket)
+            self._wake.notify_all()
+            return self._wake.wait_for(lambda: ticket in self._flushed, max(until - time.monotonic(), 0))
 
     def close(self, seconds: float = 30.0) -> None:
-        """Flushes, and gives the directory back."""
+        """Flushes, and gives the directory back. What is not done in so many seconds is given up."""
         if not self.flush(seconds):
             logger.warning("not all blocks were copied to disk in %.0f s", seconds)
-        with self._work:
+        with self._wake:
             self._closed = True
-            self._work.notify_all()
-        self._thread.join(seconds)
-        self.log.close()
-
-
-_IN_FLIGHT_ALREADY = _core.REASONS.index("already_in_flight")
+            self._wake.notify_all()
+        self._thread.join()
+        self.log.close()  # the device is in no slot any more
+        self._down.give_up()
+        self._up.give_up()
