@@ -114,7 +114,7 @@ class Ours:
 
     def read(self, blocks: int, check: Run) -> Took:
         """Reads blocks at random, a pool at a time."""
-        chains = []
+        chains = []  # of blocks that are there
         for digests in self.written[-16:]:
             chain = _core.Chain(self.ns, digests)
             there = [i for i in range(len(digests)) if self.log.contains(chain, 0, i)]
@@ -159,10 +159,9 @@ def fio(path: Path, rw: str, device: str, block: int, size: int, moved: int, *mo
     shown = subprocess.run([*command, *engine, *more], check=True, capture_output=True, text=True).stdout
     job = json.loads(shown[shown.index("{") :])["jobs"][0]
     side = job["write" if rw == "write" else "read"]
-    seconds = side["runtime"] / 1e3
     cpu_seconds = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
     return {
-        "rate": side["io_bytes"] / seconds / GB if seconds else 0.0,
+        "rate": side["bw_bytes"] / GB,
         "cpu_per_gb": cpu_seconds / (side["io_bytes"] / GB),
         "p99_ms": side["clat_ns"].get("percentile", {}).get("99.000000", 0) / 1e6,
     }
