@@ -143,11 +143,13 @@ class Ours:
 
 def fio(path: Path, rw: str, device: str, block: int, size: int, moved: int, *more: str) -> dict[str, float]:
     """One run over a file that has been written before; its job's figures."""
-    engine = (
-        ["--ioengine=io_uring", f"--iodepth={DEPTH}", f"--io_size={moved}"]
-        if device == "io_uring"
-        else ["--ioengine=psync", f"--numjobs={DEPTH}", "--thread", f"--io_size={moved // DEPTH}"]
-    )
+    if device == "io_uring":
+        engine = ["--ioengine=io_uring", f"--iodepth={DEPTH}", f"--size={size}", f"--io_size={moved}"]
+    else:
+        engine = ["--ioengine=psync", f"--numjobs={DEPTH}", "--thread", f"--io_size={moved // DEPTH}"]
+        # Writers have a part of the file each: they would overwrite one another's.
+        part = size // DEPTH
+        engine += [f"--offset_increment={part}", f"--size={part}"] if rw == "write" else [f"--size={size}"]
     command = ["fio", "--name=x", f"--filename={path / 'fio'}", "--direct=1", f"--rw={rw}", f"--bs={block}"]
     command += [
         f"--size={size}",
@@ -202,7 +204,7 @@ def speed(run: Run, directory: Path, device: str, block: int) -> Iterator[Row]:
     log = Ours(path / "log", device, block, size + (300 << 20))
     log.write(size // block + log.count)  # from here on segments are recycled
     if shutil.which("fio"):
-        fio(path, "write", device, 1 << 20, size, size)
+        fio(path, "write", "io_uring", 1 << 20, size, size)
     rounds = 2 if run.quick else 5
     name = f"{block >> 10} KiB, {device}"
     goal = 0.9 if block >= 1 << 20 else None

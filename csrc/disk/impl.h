@@ -157,6 +157,7 @@ struct DiskLog::Impl {
   const Options options;
   const std::unique_ptr<Device> device;
   const Clock& clock;
+  std::string device_text;  // as it was when recovery had opened its files
   mutable std::mutex mutex;
   std::condition_variable some_done;
 
