@@ -114,7 +114,7 @@ class Ours:
 
     def read(self, blocks: int, check: Run) -> Took:
         """Reads blocks at random, a pool at a time."""
-        chains = []
+        chains = []  # of blocks that are there
         for digests in self.written[-16:]:
             chain = _core.Chain(self.ns, digests)
             there = [i for i in range(len(digests)) if self.log.contains(chain, 0, i)]
@@ -143,11 +143,13 @@ class Ours:
 
 def fio(path: Path, rw: str, device: str, block: int, size: int, moved: int, *more: str) -> dict[str, float]:
     """One run over a file that has been written before; its job's figures."""
-    engine = (
-        ["--ioengine=io_uring", f"--iodepth={DEPTH}", f"--io_size={moved}"]
-        if device == "io_uring"
-        else ["--ioengine=psync", f"--numjobs={DEPTH}", "--thread", f"--io_size={moved // DEPTH}"]
-    )
+    if device == "io_uring":
+        engine = ["--ioengine=io_uring", f"--iodepth={DEPTH}", f"--size={size}", f"--io_size={moved}"]
+    else:
+        engine = ["--ioengine=psync", f"--numjobs={DEPTH}", "--thread", f"--io_size={moved // DEPTH}"]
+        # Writers have a part of the file each: they would overwrite one another's.
+        part = size // DEPTH
+        engine += [f"--offset_increment={part}", f"--size={part}"] if rw == "write" else [f"--size={size}"]
     command = ["fio", "--name=x", f"--filename={path / 'fio'}", "--direct=1", f"--rw={rw}", f"--bs={block}"]
     command += [
         f"--size={size}",
@@ -159,10 +161,9 @@ def fio(path: Path, rw: str, device: str, block: int, size: int, moved: int, *mo
     shown = subprocess.run([*command, *engine, *more], check=True, capture_output=True, text=True).stdout
     job = json.loads(shown[shown.index("{") :])["jobs"][0]
     side = job["write" if rw == "write" else "read"]
-    seconds = side["runtime"] / 1e3
     cpu_seconds = (job["usr_cpu"] + job["sys_cpu"]) / 100 * job["job_runtime"] / 1e3
     return {
-        "rate": side["io_bytes"] / seconds / GB if seconds else 0.0,
+        "rate": side["bw_bytes"] / GB,
         "cpu_per_gb": cpu_seconds / (side["io_bytes"] / GB),
         "p99_ms": side["clat_ns"].get("percentile", {}).get("99.000000", 0) / 1e6,
     }
@@ -203,7 +204,7 @@ def speed(run: Run, directory: Path, device: str, block: int) -> Iterator[Row]:
     log = Ours(path / "log", device, block, size + (300 << 20))
     log.write(size // block + log.count)  # from here on segments are recycled
     if shutil.which("fio"):
-        fio(path, "write", device, 1 << 20, size, size)
+        fio(path, "write", "io_uring", 1 << 20, size, size)
     rounds = 2 if run.quick else 5
     name = f"{block >> 10} KiB, {device}"
     goal = 0.9 if block >= 1 << 20 else None

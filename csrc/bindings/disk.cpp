@@ -226,7 +226,7 @@ be called from any thread; none waits for the device but the constructor, close 
            py::arg("write_queue_bytes") = 256u << 20, py::arg("max_tickets") = 1u << 16,
            py::arg("live_share") = 0.85, py::arg("clean_share") = 0.25, py::arg("reserve_bytes") = 0,
            py::arg("max_index_bytes") = 0, py::arg("block_bytes") = 64u << 10,
-           py::arg("sync_bytes") = 64u << 20, py::arg("sync_seconds") = 1.0, py::arg("sparse") = false,
+           py::arg("sync_bytes") = 256u << 20, py::arg("sync_seconds") = 1.0, py::arg("sparse") = false,
            py::arg("background") = true, py::keep_alive<1, 3>(), py::keep_alive<1, 4>())
       .def(
           "open_namespace",

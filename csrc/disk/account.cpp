@@ -41,10 +41,7 @@ DiskCounters DiskLog::counters() const {
   return n;
 }
 
-std::string DiskLog::device() const {
-  const std::string why = impl_->device->reason();
-  return impl_->device->name() + (why.empty() ? "" : " (" + why + ")");
-}
+std::string DiskLog::device() const { return impl_->device_text; }
 
 std::uint64_t DiskLog::segment_bytes() const { return impl_->segment_bytes; }
 

@@ -21,7 +21,7 @@ constexpr double kWorthCleaning = 0.95;  // more live than this, and cleaning ga
 bool DiskLog::Impl::Victim::operator<(const Victim& other) const {
   if (last_use != other.last_use) return last_use > other.last_use;
   if (above != other.above) return other.above;
-  return depth < other.depth;
+  return sequence > other.sequence;
 }
 
 bool DiskLog::Impl::evictable(const Row& row) const {
@@ -32,28 +32,35 @@ void DiskLog::Impl::candidate(std::uint32_t number) {
   Row& row = rows[number];
   if (row.candidate || !evictable(row)) return;
   row.candidate = true;
-  victims.push_back({row.last_use, number, row.generation, row.depth, row.above});
+  victims.push_back({row.last_use, number, row.generation, row.sequence, row.above});
   std::push_heap(victims.begin(), victims.end());
 }
 
-std::uint32_t DiskLog::Impl::evict_one() {
+std::uint32_t DiskLog::Impl::next_victim() {
   while (!victims.empty()) {
-    std::pop_heap(victims.begin(), victims.end());
-    const Victim victim = victims.back();
-    victims.pop_back();
+    const Victim victim = victims.front();
     Row& row = rows[victim.row];
-    if (row.generation != victim.generation) continue;
+    const bool same = row.generation == victim.generation;
+    if (same && evictable(row) && row.last_use == victim.last_use && row.above == victim.above)
+      return victim.row;
+    std::pop_heap(victims.begin(), victims.end());
+    victims.pop_back();
+    if (!same) continue;
     row.candidate = false;
-    if (!evictable(row)) continue;  // it is offered again when that ends
-    if (row.last_use != victim.last_use || row.above != victim.above) {
-      candidate(victim.row);
-      continue;
-    }
-    const std::uint32_t segment = row.segment;
-    drop_alone(victim.row, DiskReason::kEvicted);
-    return segment;
+    candidate(victim.row);  // as it is now; one that is not evictable is offered again when that ends
   }
   return kNone;
+}
+
+std::uint32_t DiskLog::Impl::evict_one() {
+  const std::uint32_t victim = next_victim();
+  if (victim == kNone) return kNone;
+  std::pop_heap(victims.begin(), victims.end());
+  victims.pop_back();
+  rows[victim].candidate = false;
+  const std::uint32_t segment = rows[victim].segment;
+  drop_alone(victim, DiskReason::kEvicted);
+  return segment;
 }
 
 // Evicts a block with what leans on it, leaf or not; false when any of that is leased.
@@ -121,6 +128,10 @@ bool DiskLog::Impl::reclaim() {
     if (cheap(from)) victim = from;
   }
   if (moved && !cheap(victim)) return true;
+  // What would be written again only to be the next to go, goes now.
+  for (std::uint32_t next = next_victim(); next != kNone && rows[next].segment == victim;
+       next = next_victim())
+    evict_one();
   if (segments[victim].live == 0) return true;  // recycled as it is
   const std::uint64_t left = active == kNone ? 0 : segment_bytes - segments[active].write_at;
   if (ready.empty() &&

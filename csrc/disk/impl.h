@@ -157,6 +157,7 @@ struct DiskLog::Impl {
   const Options options;
   const std::unique_ptr<Device> device;
   const Clock& clock;
+  std::string device_text;  // as it was when recovery had opened its files
   mutable std::mutex mutex;
   std::condition_variable some_done;
 
@@ -276,7 +277,8 @@ struct DiskLog::Impl {
   // cleaner.cpp
   struct Victim {
     std::uint64_t last_use;
-    std::uint32_t row, generation, depth;
+    std::uint32_t row, generation;
+    std::uint64_t sequence;
     bool above;
     bool operator<(const Victim& other) const;  // the first to go on top
   };
@@ -289,6 +291,7 @@ struct DiskLog::Impl {
   std::uint64_t cleaned_bytes = 0;
   bool evictable(const disk::Row& row) const;
   void candidate(std::uint32_t row);
+  std::uint32_t next_victim();  // the block that would go now; kNone when nothing may
   // The segment in which a block died; kNone when nothing may go.
   std::uint32_t evict_one();
   bool drop_unleased(std::uint32_t row);

@@ -56,6 +56,8 @@ DiskLog::Impl::Impl(const Options& options_, std::unique_ptr<Device> device_, co
     throw std::invalid_argument(
         "queue_depth and block_bytes are above 0, clean_share in [0, 1), live_share in (0, 1]");
   recover();
+  const std::string why = device->reason();
+  device_text = device->name() + (why.empty() ? "" : " (" + why + ")");
 }
 
 void DiskLog::Impl::start_manifest(const std::vector<std::string>& files) {

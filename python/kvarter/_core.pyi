@@ -271,7 +271,7 @@ class DiskLog:
         reserve_bytes: Int = 0,
         max_index_bytes: Int = 0,
         block_bytes: Int = 65536,
-        sync_bytes: Int = 67108864,
+        sync_bytes: Int = 268435456,
         sync_seconds: Float = 1.0,
         sparse: bool = False,
         background: bool = True,

@@ -128,7 +128,7 @@ class DiskLog {
     std::uint64_t max_index_bytes = 0;     // of memory; 0: no limit
     std::uint64_t block_bytes =
         64u << 10;  // the smallest usual block: what max_index_bytes is checked against
-    std::uint64_t sync_bytes = 64u << 20;   // a sync follows at the latest after so many bytes,
+    std::uint64_t sync_bytes = 256u << 20;  // a sync follows at the latest after so many bytes,
     std::uint64_t sync_ns = 1'000'000'000;  // or so long after a write
     bool sparse = false;                    // segments without their bytes allocated; for benches alone
     bool background = true;                 // false: nothing moves but in step(), for tests
