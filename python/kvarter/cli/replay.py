@@ -187,7 +187,8 @@ def _hints(trace: Any, right: float, seed: int) -> Any:
 
 @contextlib.contextmanager
 def _progress(total: int) -> Iterator[Any]:
-    with Progress(console=Console(stderr=True), transient=True) as bars:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bars:
         task = bars.add_task("replaying", total=total)
         done = 0
 

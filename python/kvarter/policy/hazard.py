@@ -34,7 +34,7 @@ class Hazard(Policy):
         super().__init__(capacity)
         self._history = History(self.capacity)
         self._sample = min(_SAMPLE, len(self._history.table))
-        self._survival = Survival(CLASSES)
+        self._survival = Survival(CLASSES, _UNHINTED)
         self._thinning = Thinning()
         self._requests = 0
 
@@ -42,7 +42,7 @@ class Hazard(Policy):
         age = now - columns.last_use[rows] / 1e9
         klass = columns.klass[rows] % CLASSES
         worth = self._survival.worth[klass, bins(age)] * _FACTOR[klass // _UNHINTED]
-        return np.asarray(worth - age * 1e-12)  # among equals the older one goes
+        return np.asarray(worth - np.abs(age) * 1e-12)  # among equals the older one goes
 
     def observe(self, keys: Keys, resident: int, now: float, hint: int = NO_HINT) -> Classes | None:
         if not len(keys):

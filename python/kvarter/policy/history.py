@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .base import Classes, Keys
 
 GHOSTS = 4  # entries for each block of the capacity, at least; a power of two of them in all
-_LEAST, _MOST = 1 << 12, 1 << 24
+_LEAST, _MOST = 1 << 16, 1 << 24
 _DENSE, _SPARSE = 512, 4096  # units: all are looked at before the first, every 32nd after the second
 _STEP, _LONG_STEP = 8, 32
 _ENTRY = np.dtype(

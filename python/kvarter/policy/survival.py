@@ -18,22 +18,26 @@ BINS = (int(np.log2(_LAST / _FIRST))) * _PER_OCTAVE + 2
 _EDGES = np.concatenate([[0.0], _FIRST * 2.0 ** (np.arange(BINS) / _PER_OCTAVE)])
 _WIDTHS = np.diff(_EDGES)
 _LATER = np.tri(BINS, dtype=bool).T  # [a, x]: the horizon x is not before age a
-_TRUST = 20.0  # spells of a class that weigh as much as all classes together
+_TRUST = 20.0  # spells of a class that weigh as much as all of its kind
 _AT_ONCE = 8  # classes whose worth is computed in one step
 _HALF_LIFE = 1 << 18  # spells after which what was seen counts half
 
 
 def bins(ages: _Floats) -> npt.NDArray[np.int64]:
-    """The bin of each age in seconds; a clock that went back makes age 0."""
-    octaves = np.log2(np.maximum(ages, _FIRST / 4)) - np.log2(_FIRST)
+    """The bin of each age in seconds. What a clock that went back makes younger than now is as old as that is far."""
+    octaves = np.log2(np.maximum(np.abs(ages), _FIRST / 4)) - np.log2(_FIRST)
     found: npt.NDArray[np.int64] = np.clip(np.floor(octaves * _PER_OCTAVE).astype(np.int64) + 1, 0, BINS - 1)
     return found
 
 
 class Survival:
-    """Spells of `classes` classes, and the worth of a block by class and age."""
+    """Spells of `classes` classes, and the worth of a block by class and age.
 
-    def __init__(self, classes: int) -> None:
+    kinds: class c is of kind c % kinds, and is pulled towards its kind, which is pulled towards all.
+    """
+
+    def __init__(self, classes: int, kinds: int) -> None:
+        self._kinds = kinds
         self._used = np.zeros((classes, BINS))  # spells that ended by a use, by age
         self._cut = np.zeros((classes, BINS))
         self._spells = 0.0
@@ -57,11 +61,12 @@ class Survival:
         count = len(self._used)
         waiting = np.bincount(classes * BINS + bins(ages), minlength=count * BINS).reshape(count, BINS)
         cut = self._cut + waiting
-        present = np.flatnonzero((self._used.sum(1) + cut.sum(1)) > 0)
-        used, cut = self._used[present], cut[present]
-        at_risk = np.cumsum((used + cut)[:, ::-1], 1)[:, ::-1] - cut / 2
-        pooled = used.sum(0) / (at_risk.sum(0) + 1.0)
-        hazards = (used + _TRUST * pooled) / (at_risk + _TRUST)
+        at_risk = np.cumsum((self._used + cut)[:, ::-1], 1)[:, ::-1] - cut / 2
+        of_kind = [each.reshape(-1, self._kinds, BINS).sum(0) for each in (self._used, at_risk)]
+        of_all = of_kind[0].sum(0) / (of_kind[1].sum(0) + 1.0)
+        kind = (of_kind[0] + _TRUST * of_all) / (of_kind[1] + _TRUST)
+        present = np.flatnonzero(at_risk[:, 0] > 0)
+        hazards = (self._used[present] + _TRUST * kind[present % self._kinds]) / (at_risk[present] + _TRUST)
         self._due = [
             (present[at : at + _AT_ONCE], hazards[at : at + _AT_ONCE])
             for at in range(0, len(present), _AT_ONCE)
