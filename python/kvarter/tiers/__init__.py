@@ -1,7 +1,7 @@
 """Tiers: places for blocks below the pool.
 
-The disk (`disk.py`) is the store's own: it is on this host, answers at once what it has, and reads and writes the pool's
-slots itself. Tiers that are asked by key and answer later keep the protocol of `base.py`; here are their names.
+The disk (`disk.py`) is the store's own: it is on this host, answers at once what it has, and reads and writes the
+pool's slots itself. Tiers that are asked by key and answer later keep the protocol of `base.py`; here are their names.
 """
 
 from __future__ import annotations
