@@ -258,8 +258,9 @@ class Store:
     # --- account
 
     def audit(self) -> dict[str, int]:
-        """Recounts every byte from the structures themselves; the ledger when all agree, else `AuditError`."""
-        findings = self.index.audit()
+        """Recounts every byte, of the disk too, from the structures themselves; the pool's ledger when all agree, else
+        `AuditError`."""
+        findings = self.index.audit() + (self.disk.log.audit() if self.disk is not None else [])
         if findings:
             raise AuditError("; ".join(findings))
         return {**self.index.ledger(), "evictable": self.index.evictable()}
