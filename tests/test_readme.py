@@ -26,6 +26,17 @@ def test_the_engines_snippet_names_the_connector_as_it_registers() -> None:
     assert f'kv_connector="{NAME}"' in snippet
 
 
+def test_the_example_of_a_policy_replays() -> None:
+    from kvarter.trace import generate, replay
+
+    page = Path(__file__).parent.parent / "python" / "kvarter" / "policy" / "README.md"
+    (snippet,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    names: dict[str, object] = {}
+    exec(compile(snippet, page.name, "exec"), names)
+    trace = generate("chat", sessions=20)
+    assert 0 < replay(trace, names["Mine"](500), 500).hit_rate < 100
+
+
 def test_every_file_that_the_readme_names_exists() -> None:
     root = Path(__file__).parent.parent
     named = re.findall(

@@ -219,7 +219,7 @@ void register_index(py::module_& m) {
           "classify",
           [](Index& index, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
              const Array<std::uint16_t>& classes) {
-            index.classify(chain.chain, group, first, view(classes));
+            return index.classify(chain.chain, group, first, view(classes));
           },
           py::arg("chain"), py::arg("group"), py::arg("first"), py::arg("classes"))
       .def(

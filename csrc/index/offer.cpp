@@ -59,19 +59,26 @@ std::uint32_t Index::victims_wanted() const {
   return kMostOffered - waiting;
 }
 
-void Index::classify(const Chain& chain, std::uint32_t group, std::uint64_t first,
-                     std::span<const std::uint16_t> classes) {
+std::uint64_t Index::classify(const Chain& chain, std::uint32_t group, std::uint64_t first,
+                              std::span<const std::uint16_t> classes) {
   const std::lock_guard lock(impl_->mutex);
   Impl& x = *impl_;
   const Namespace& ns = x.space(chain.ns, group);
-  if (ns.closed || classes.empty()) return;
+  if (ns.closed || classes.empty()) return 0;
   const GroupShape& shape = ns.groups[group];
   x.key_at(chain, shape, group, first);  // throws before anything has changed
   x.key_at(chain, shape, group, first + classes.size() - 1);
+  std::uint64_t found = 0;
   for (std::size_t i = 0; i < classes.size(); ++i) {
     const std::uint32_t row = x.find(x.key_at(chain, shape, group, first + i));
-    if (row != kNoRow) x.c.klass[row] = classes[i];
+    if (row == kNoRow) {
+      if (shape.chained) break;
+      continue;
+    }
+    x.c.klass[row] = classes[i];
+    ++found;
   }
+  return found;
 }
 
 View Index::view() const {

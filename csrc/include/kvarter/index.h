@@ -239,9 +239,10 @@ class Index {
   bool resident(Handle handle) const;
 
   // --- placement: what a policy says off the hot path, and may be wrong about
-  // Blocks [first, first + classes.size()) of a group, as far as they are there, get these classes.
-  void classify(const Chain& chain, std::uint32_t group, std::uint64_t first,
-                std::span<const std::uint16_t> classes);
+  // Blocks [first, first + classes.size()) of a group, as far as they are there, get these classes. Returns
+  // how many are there; of a chained group none is behind the first that is not.
+  std::uint64_t classify(const Chain& chain, std::uint32_t group, std::uint64_t first,
+                         std::span<const std::uint16_t> classes);
   // Rows in the order in which they should go, each of the generation that it was ranked in. Appends to what
   // waits, up to kMostOffered, and returns how many it took. One is passed over when its turn comes if it is
   // another entry by then, was used since this call, or may not be evicted. After it goes its parent, if it

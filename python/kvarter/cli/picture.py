@@ -24,6 +24,6 @@ def figure(rows: int = 1) -> tuple[Any, Any]:
 def save(drawn: Any, path: Path) -> None:
     """Writes the figure; ends the command when it cannot."""
     try:
-        drawn.savefig(path, dpi=140)
+        drawn.savefig(path, dpi=90)
     except (OSError, ValueError) as error:
         fail(f"{path}: {error}", status=2)

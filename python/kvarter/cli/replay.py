@@ -249,5 +249,6 @@ def _draw(path: Path, about: list[dict[str, Any]], rows: list[dict[str, Any]], n
             xscale="log",
             ylim=(0, None),
         )
+        axis.xaxis.set_major_formatter("{x:g}")
         axis.legend()
     picture.save(drawn, path)

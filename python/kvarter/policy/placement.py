@@ -125,7 +125,7 @@ class Placement:
             begun = thread_time()
             while (self._waiting or self._unclassified) and thread_time() - begun < PASS_SECONDS / 2:
                 if self._unclassified:
-                    self._index.classify(*self._unclassified.popleft())
+                    self._classify_some()
                 else:
                     self._observe(self._waiting.popleft())
             if ranks and thread_time() - begun < PASS_SECONDS / 2:
@@ -142,14 +142,17 @@ class Placement:
             self._classify(asked.chain, asked.geometry, classes)  # of what is stored by now too
 
     def _classify(self, chain: _core.Chain, geometry: Geometry, classes: Classes) -> None:
-        """Gives the blocks of the first len(classes) units of a chain their classes, a part in each tick."""
+        """Gives a chain's blocks their classes, as far as they are here, a part in each tick."""
         for number, group in enumerate(geometry.groups):
-            if not isinstance(group.lifetime, Full):
-                continue
-            blocks = len(classes) * geometry.unit_tokens // group.block_tokens
-            for start in range(0, blocks, _AT_ONCE):
-                run = range(start, min(start + _AT_ONCE, blocks))
-                self._unclassified.append((chain, number, start, _of_blocks(classes, geometry, number, run)))
+            if isinstance(group.lifetime, Full):
+                blocks = range(len(classes) * geometry.unit_tokens // group.block_tokens)
+                self._unclassified.append((chain, number, 0, _of_blocks(classes, geometry, number, blocks)))
+
+    def _classify_some(self) -> None:
+        chain, group, start, classes = self._unclassified.popleft()
+        part = classes[start : start + _AT_ONCE]
+        if self._index.classify(chain, group, start, part) == len(part) and start + _AT_ONCE < len(classes):
+            self._unclassified.appendleft((chain, group, start + _AT_ONCE, classes))
 
     def _rank(self, wanted: int) -> None:
         """Looks at a sample of all rows, spread over them, and offers the leaves that are worth least."""
