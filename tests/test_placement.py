@@ -170,7 +170,7 @@ def test_a_hint_reaches_the_blocks_of_its_session_at_once_and_ends_with_its_time
     after = world.store.index.columns["klass"][rows_of(world, 0)]
     assert (before != after).all()
     world.store.hint("t", returns_within=5.0)
-    hint = world.store._hints["t"]
+    hint = world.store._wishes._hints["t"]
     now = world.clock.now() / 1e9
     assert hint.code(now) == 1 and hint.code(now + 6) == 0
 
