@@ -57,23 +57,28 @@ def engine(
     """
     prepare()
     from vllm import LLM
+    from vllm.distributed.kv_transfer.kv_transfer_state import ensure_kv_transfer_shutdown
 
-    llm = LLM(
-        model=str(model),
-        block_size=block_size,
-        num_gpu_blocks_override=blocks,
-        kv_transfer_config=None if kv is None else dict(kv),
-        **{
-            "dtype": "float32",
-            "max_model_len": min(8192, (blocks - 1) * block_size),
-            "kv_cache_memory_bytes": 1 << 30,
-            "enforce_eager": True,
-            "enable_prefix_caching": True,
-            "distributed_executor_backend": "uni",
-            "disable_log_stats": False,
-            **settings,
-        },
-    )
+    try:
+        llm = LLM(
+            model=str(model),
+            block_size=block_size,
+            num_gpu_blocks_override=blocks,
+            kv_transfer_config=None if kv is None else dict(kv),
+            **{
+                "dtype": "float32",
+                "max_model_len": min(8192, (blocks - 1) * block_size),
+                "kv_cache_memory_bytes": 1 << 30,
+                "enforce_eager": True,
+                "enable_prefix_caching": True,
+                "distributed_executor_backend": "uni",
+                "disable_log_stats": False,
+                **settings,
+            },
+        )
+    except BaseException:
+        ensure_kv_transfer_shutdown()  # the workers' half was there already, and belongs to the process
+        raise
     try:
         yield llm
     finally:
