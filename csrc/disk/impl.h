@@ -252,10 +252,11 @@ struct DiskLog::Impl {
   bool grow_wanted = false, growth_stopped = false, sync_demanded = false;
   std::uint64_t next_space_check = 0;
   struct Unsynced {
-    std::uint64_t last;
+    std::uint64_t last, bytes;
     std::uint32_t segment;
   };
   std::deque<Unsynced> unsynced;  // published groups, in their order
+  std::uint64_t unsynced_bytes = 0;
   std::uint64_t growable() const;
   std::uint64_t available() const { return ready.size() + opening + growable(); }
   void open_segment(std::uint32_t number);
