@@ -15,8 +15,10 @@ NS = bytes(32)
 
 
 def populated(pool: _core.Pool) -> _core.Pool:
-    """The pool, when it has got all of its pages, as a running engine's has."""
-    while not pool.populated:
+    """The pool, when it has all of its pages, as large as they get, as a running engine's has: while they are made into
+    huge ones nothing else is fast. The kernel may refuse that, and nobody says so."""
+    until = time.monotonic() + 5
+    while not pool.populated or (pool.pages == "4k" and time.monotonic() < until):
         time.sleep(0.01)
     return pool
 

@@ -21,7 +21,7 @@ from report import Run
 
 UNIT = 16
 PROMPT = 32 << 20  # bytes of a sequence
-SEGMENT = 256 << 20
+SEGMENT = 64 << 20
 
 
 class ThroughStore:
@@ -35,7 +35,7 @@ class ThroughStore:
         )  # blocks of a sequence; sequences of a round
         self.options = DiskOptions(
             str(path),
-            2 * moved + 3 * SEGMENT,
+            2 * moved + 8 * SEGMENT,
             SEGMENT,
             device,
             DEPTH,
