@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from disk_words import FORBID_URING, du
 from kvarter import _core
 
 BLOCK = 64 << 10
@@ -100,14 +100,6 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     world.log.close()
 
 
-def du(path: Path) -> int:
-    total = path.stat().st_blocks * 512
-    for file in path.iterdir():
-        with contextlib.suppress(FileNotFoundError):  # it has just got its name
-            total += file.stat().st_blocks * 512
-    return total
-
-
 def test_blocks_survive_a_restart_and_the_directory_never_outgrows_its_capacity(world: World) -> None:
     texts = [text(seed, 40) for seed in range(30)]
     for digests in texts:
@@ -184,17 +176,8 @@ def test_a_directory_that_disappears_fails_cleanly(world: World) -> None:
 
 
 def test_threads_take_over_where_io_uring_is_forbidden(tmp_path: Path) -> None:
-    """A filter answers io_uring_setup with EPERM, as container runtimes do."""
     program = f"""
-        import ctypes, struct, sys
-        libc = ctypes.CDLL(None, use_errno=True)
-        rules = [(0x20, 0, 0, 0), (0x15, 0, 1, 425), (0x06, 0, 0, 0x00050001), (0x06, 0, 0, 0x7FFF0000)]
-        code = b"".join(struct.pack("HBBI", *rule) for rule in rules)
-        buffer = ctypes.create_string_buffer(code)
-        class Program(ctypes.Structure):
-            _fields_ = [("count", ctypes.c_ushort), ("filter", ctypes.c_void_p)]
-        chosen = Program(len(rules), ctypes.addressof(buffer))
-        assert libc.prctl(38, 1, 0, 0, 0) == 0 and libc.prctl(22, 2, ctypes.byref(chosen), 0, 0) == 0
+        import sys
         sys.path.insert(0, {str(Path(__file__).parent)!r})
         from pathlib import Path
         from test_disk import World, text, _core
@@ -209,7 +192,7 @@ def test_threads_take_over_where_io_uring_is_forbidden(tmp_path: Path) -> None:
         else:
             raise AssertionError("io_uring was not refused")
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(program)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FORBID_URING + textwrap.dedent(program)], check=True, timeout=60)
 
 
 WRITER = """

@@ -2,67 +2,25 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from disk_words import SEGMENT, TOKENS, forget, from_disk, held, settled, wait_until, worlds
 from kvarter import _core
 from kvarter.errors import ConfigError
 from kvarter.geometry import CacheGroup, Full, Geometry, State, Window
 from kvarter.policy import AlwaysLoad, Measured
-from kvarter.tiers.disk import DiskOptions
 from words import KIB, MIB, World, full
-
-SEGMENT = 1 * MIB
-TOKENS = list(range(100, 133))  # eight units of four tokens, and one more
 
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Callable[..., World]]:
     """``make(*groups, device=..., capacity=..., **store options)``: a world over the same directory each time."""
-    worlds: list[World] = []
-
-    def world(
-        *groups: CacheGroup, device: Any = "threads", capacity: int = 16 * MIB, **options: Any
-    ) -> World:
-        where = {name: options.pop(name) for name in ("queue_bytes", "admit_all") if name in options}
-        disk = DiskOptions(str(tmp_path / "log"), capacity, SEGMENT, device, **where)
-        worlds.append(World(*groups, disk=disk, **options))
-        return worlds[-1]
-
-    yield world
-    for each in worlds:
-        each.store.close()
-
-
-def settled(world: World) -> None:
-    """Everything that is on its way down has arrived."""
-    assert world.store.disk is not None
-    assert world.store.disk.flush(20)
-
-
-def forget(world: World) -> None:
-    """Other sequences, later, so many that memory keeps nothing else."""
-    world.clock.advance(1)
-    for number in range(64):
-        world.put(world.sequence([1000 + number] * 5), {0: range(1)})
-
-
-def from_disk(world: World, sequence: Any, **options: Any) -> dict[tuple[int, int, int], bytes]:
-    match = world.store.match(sequence, **options)
-    assert match.disk_tokens > 0
-    with world.store.load(match, 10) as ticket:
-        assert ticket.wait(20)
-        assert ticket.status == _core.Status.Ok
-        return world.read(ticket)
-
-
-def held(world: World) -> int:
-    ledger = world.store.audit()
-    return ledger["reserved"] + ledger["leased"] + ledger["quarantined"]
+    with worlds(tmp_path / "log") as make:
+        yield make
 
 
 def test_blocks_that_memory_has_lost_come_back_from_disk(make: Any) -> None:
@@ -169,10 +127,7 @@ def test_a_disk_that_is_too_slow_times_out_and_leaves_nothing_behind(make: Any) 
     assert not ticket.finish(_core.Outcome.Failed)
     device.set()
     settled(world)
-    until = time.monotonic() + 10
-    while held(world) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert held(world) == 0
+    wait_until(lambda: held(world) == 0)
 
 
 def test_a_disk_that_cannot_be_read_is_a_miss_and_the_next_store_heals_it(make: Any) -> None:
@@ -206,6 +161,18 @@ def test_an_invalidated_namespace_comes_back_neither_now_nor_after_a_restart(mak
     assert not second.store.match(second.sequence(TOKENS))
 
 
+def test_a_store_that_has_not_used_a_namespace_yet_invalidates_what_an_earlier_one_left(make: Any) -> None:
+    first = make(full())
+    first.put(first.sequence(TOKENS), {0: range(8)})
+    first.store.close()
+    second = make(full())
+    second.store.invalidate(second.namespace)
+    second.store.close()
+    third = make(full())
+    assert third.store.disk.log.counters()["recovered"] == 0
+    assert not third.store.match(third.sequence(TOKENS))
+
+
 def test_weights_of_a_later_epoch_leave_nothing_on_disk(make: Any) -> None:
     world = make(full())
     world.namespace = world.namespace.with_new_epoch()
@@ -231,6 +198,20 @@ def test_a_full_disk_takes_what_was_seen_before_and_not_what_was_seen_once(make:
         world.namespace.digest(), Geometry(4, world.namespace.groups).shapes()
     )
     assert world.store.disk.log.leading(known.chain(ns), 0, 0, 8) == 8
+
+
+def test_stats_say_how_much_a_crash_would_lose_until_it_is_durable(make: Any) -> None:
+    world = make(full(64 * KIB))
+    settled(world)
+    world.put(world.sequence(TOKENS), {0: range(8)})
+    wait_until(lambda: world.store.disk.stats()["stored"] == 8)
+    stats = world.store.disk.stats()  # the clock stands still, and nothing demands a sync
+    assert stats["last_sequence"] == stats["durable_sequence"] + 8
+    assert stats["undurable_bytes"] > 8 * 64 * KIB
+    settled(world)
+    stats = world.store.disk.stats()
+    assert stats["last_sequence"] == stats["durable_sequence"]
+    assert stats["undurable_bytes"] == 0
 
 
 def test_a_queue_that_is_too_long_drops_and_counts(make: Any) -> None:

@@ -5,11 +5,11 @@
 
 #include "bindings.h"
 #include "chain.h"
+#include "disk_account.h"
 
 namespace kvarter::bindings {
 namespace {
 
-using FaultyPtr = std::shared_ptr<FaultyDisk>;
 using RangeTuples = std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>>;
 using Slots = py::array_t<Slot, py::array::c_style>;
 
@@ -17,11 +17,11 @@ using Slots = py::array_t<Slot, py::array::c_style>;
 class BoundLog {
  public:
   BoundLog(const std::string& path, Pool& pool, const Clock& clock, const DiskLog::Options& options,
-           const std::variant<std::string, FaultyPtr>& device)
+           const std::variant<std::string, std::shared_ptr<FaultyDisk>>& device)
       : pool_(pool) {
     const py::gil_scoped_release release;
-    auto made = std::holds_alternative<FaultyPtr>(device)
-                    ? make_faulty_device(std::get<FaultyPtr>(device))
+    auto made = std::holds_alternative<std::shared_ptr<FaultyDisk>>(device)
+                    ? make_faulty_device(std::get<std::shared_ptr<FaultyDisk>>(device))
                     : make_device(path, std::get<std::string>(device), options.queue_depth);
     log_ = std::make_shared<DiskLog>(options, std::move(made), clock);
   }
@@ -94,98 +94,6 @@ py::list poll(const BoundLog& bound) {
   return list;
 }
 
-py::dict ledger(const BoundLog& bound) {
-  const DiskLedger l = bound.log()->ledger();
-  py::dict d;
-  d["capacity"] = l.capacity;
-  d["free"] = l.free;
-  d["reserved"] = l.reserved;
-  d["leased"] = l.leased;
-  d["resident"] = l.resident;
-  d["dead"] = l.dead;
-  d["overhead"] = l.overhead;
-  return d;
-}
-
-py::dict counters(const BoundLog& bound) {
-  const DiskCounters n = bound.log()->counters();
-  py::dict d;
-  d["offered"] = n.offered;
-  d["stored"] = n.stored;
-  d["recovered"] = n.recovered;
-  d["queued"] = n.queued;
-  d["resident_blocks"] = n.resident_blocks;
-  d["asked"] = n.asked;
-  d["loaded"] = n.loaded;
-  d["loading"] = n.loading;
-  d["stored_bytes"] = n.stored_bytes;
-  d["loaded_bytes"] = n.loaded_bytes;
-  d["reinserted_bytes"] = n.reinserted_bytes;
-  d["device_bytes"] = n.device_bytes;
-  d["queued_bytes"] = n.queued_bytes;
-  d["segments"] = n.segments;
-  d["bad_segments"] = n.bad_segments;
-  d["cleaned_segments"] = n.cleaned_segments;
-  d["syncs"] = n.syncs;
-  d["io_errors"] = n.io_errors;
-  d["write_amplification"] = n.write_amplification();
-  py::dict reasons, not_loaded;
-  for (int r = 1; r < static_cast<int>(DiskReason::kCount); ++r) {
-    reasons[name(static_cast<DiskReason>(r))] = n.reasons[r];
-    not_loaded[name(static_cast<DiskReason>(r))] = n.not_loaded[r];
-  }
-  d["reasons"] = reasons;
-  d["not_loaded"] = not_loaded;
-  return d;
-}
-
-py::dict report(const DiskReport& r) {
-  py::dict d;
-  d["version"] = r.version;
-  d["segment_bytes"] = r.segment_bytes;
-  d["file_bytes"] = r.file_bytes;
-  d["owner"] = r.owner;
-  d["segments"] = r.segments;
-  d["sealed"] = r.sealed;
-  d["unsealed"] = r.unsealed;
-  d["empty"] = r.empty;
-  d["damaged"] = r.damaged;
-  d["namespaces"] = r.namespaces;
-  d["invalidated"] = r.invalidated;
-  d["blocks"] = r.blocks;
-  d["bytes"] = r.bytes;
-  d["verified"] = r.verified;
-  d["corrupt"] = r.corrupt;
-  d["findings"] = r.findings;
-  return d;
-}
-
-void register_faulty(py::module_& m) {
-  py::class_<FaultyDisk, FaultyPtr>(
-      m, "FaultyDisk", "A disk in memory that fails, delays, shortens and crashes on command; for tests.")
-      .def(py::init<std::uint64_t>(), py::arg("seed") = 0)
-      .def(
-          "set",
-          [](FaultyDisk& disk, std::uint64_t fail_reads_every, std::uint64_t fail_writes_every,
-             std::uint64_t fail_syncs_every, std::uint64_t short_every, std::uint64_t hold,
-             std::uint64_t bytes, std::uint64_t crash_at) {
-            disk.set(
-                {fail_reads_every, fail_writes_every, fail_syncs_every, short_every, hold, bytes, crash_at});
-          },
-          py::kw_only(), py::arg("fail_reads_every") = 0, py::arg("fail_writes_every") = 0,
-          py::arg("fail_syncs_every") = 0, py::arg("short_every") = 0, py::arg("hold") = 0,
-          py::arg("bytes") = ~std::uint64_t{0}, py::arg("crash_at") = 0,
-          "What it does from now on. *_every: each n-th one fails or is cut short. hold: an operation is "
-          "done after\n"
-          "so many looks. bytes: its size. crash_at: the n-th write, sync or change of the directory; 0: "
-          "never.")
-      .def("points", &FaultyDisk::points, "Writes, syncs and changes of the directory so far.")
-      .def_property_readonly("crashed", &FaultyDisk::crashed)
-      .def("crash", &FaultyDisk::crash, py::arg("seed"),
-           "Power is lost: of what was not synced, some sectors of 512 bytes arrive. Logs on it are dead.")
-      .def("files", &FaultyDisk::files);
-}
-
 }  // namespace
 
 void register_disk(py::module_& m) {
@@ -194,7 +102,6 @@ void register_disk(py::module_& m) {
     reasons.append(name(static_cast<DiskReason>(r)));
   m.attr("DISK_REASONS") = py::tuple(reasons);
   m.attr("DISK_INDEX_BYTES_PER_BLOCK") = DiskLog::kIndexBytesPerBlock;
-  register_faulty(m);
 
   py::class_<BoundLog>(
       m, "DiskLog", py::release_gil_before_calling_cpp_dtor(),
@@ -209,7 +116,8 @@ device: "auto", "io_uring", "threads", or a FaultyDisk.
 Raises ValueError for a capacity below two segments, or whose index would not fit max_index_bytes. Every method may
 be called from any thread; none waits for the device but the constructor, close and wait.)")
       .def(py::init([](const std::string& path, Pool& pool, const Clock& clock, std::uint64_t capacity,
-                       std::uint64_t segment_bytes, const std::variant<std::string, FaultyPtr>& device,
+                       std::uint64_t segment_bytes,
+                       const std::variant<std::string, std::shared_ptr<FaultyDisk>>& device,
                        unsigned queue_depth, std::uint64_t write_queue_bytes, std::uint32_t max_tickets,
                        double live_share, double clean_share, std::uint64_t reserve_bytes,
                        std::uint64_t max_index_bytes, std::uint64_t block_bytes, std::uint64_t sync_bytes,
@@ -320,8 +228,8 @@ order of the ranges: as Index.slots gives them. They are borrowed until poll ret
              return log->step();
            })
       .def("close", &BoundLog::close, "Ends it, without a flush; waits for what the device has. Idempotent.")
-      .def("ledger", &ledger)
-      .def("counters", &counters)
+      .def("ledger", [](const BoundLog& bound) { return to_dict(bound.log()->ledger()); })
+      .def("counters", [](const BoundLog& bound) { return to_dict(bound.log()->counters()); })
       .def("audit",
            [](const BoundLog& bound) {
              const auto log = bound.log();
@@ -342,7 +250,7 @@ order of the ranges: as Index.slots gives them. They are borrowed until poll ret
         const py::gil_scoped_release release;
         r = f(path);
       }
-      return report(r);
+      return to_dict(r);
     };
   };
   m.def(

@@ -38,6 +38,9 @@ DiskCounters DiskLog::counters() const {
   const std::lock_guard lock(impl_->mutex);
   DiskCounters n = impl_->counts;
   n.segments = impl_->present;
+  n.last_sequence = impl_->published;
+  n.durable_sequence = impl_->durable;
+  n.undurable_bytes = impl_->unsynced_bytes;
   return n;
 }
 
@@ -98,6 +101,9 @@ std::vector<std::string> DiskLog::audit() const {
   equal("live bytes", live, x.live_bytes);
   equal("free rows", free, x.free_rows.size());
   equal("rows in the table", resident + queued, x.in_table);
+  std::uint64_t unsynced = 0;
+  for (const auto& group : x.unsynced) unsynced += group.bytes;
+  equal("bytes that are not durable", unsynced, x.unsynced_bytes);
 
   std::uint64_t present = 0;
   for (std::size_t number = 0; number < x.segments.size(); ++number) {

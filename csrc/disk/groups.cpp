@@ -169,7 +169,8 @@ void DiskLog::Impl::publish(Op& op) {
   if (!failed) {
     if (segment.dirty_bytes == 0) segment.dirty_since = clock.now();
     segment.dirty_bytes += op.expected;
-    unsynced.push_back({published, op.segment});
+    unsynced.push_back({published, op.expected, op.segment});
+    unsynced_bytes += op.expected;
   }
   changed();
 }

@@ -1,4 +1,4 @@
-// The log's thread: reap, verify, decide, submit. Only the deciding is done with the mutex held.
+// The log's thread: reap, decide, submit, verify. Only the deciding is done with the mutex held.
 #include <algorithm>
 #include <stdexcept>
 
@@ -77,15 +77,18 @@ bool DiskLog::Impl::step(std::chrono::nanoseconds wait) {
     again.push_back(rest);
   }
   if (!again.empty()) device->submit(again);
-  for (Op* op : over)
-    if (op->kind == Op::Kind::kRead || op->kind == Op::Kind::kCleanRead) verify(*op);
   std::vector<Io> batch;
+  std::vector<Op*> read;
   {
     const std::lock_guard lock(mutex);
     for (Op* op : over) {
-      --outstanding;
       in_flight -= op->data;
       reads_in_flight -= op->kind == Op::Kind::kRead;
+      if (op->kind == Op::Kind::kRead || op->kind == Op::Kind::kCleanRead) {
+        read.push_back(op);
+        continue;
+      }
+      --outstanding;
       finish(*op);
     }
     publish_done();
@@ -93,6 +96,12 @@ bool DiskLog::Impl::step(std::chrono::nanoseconds wait) {
     batch.swap(submissions);
   }
   if (!batch.empty()) device->submit(batch);
+  if (!read.empty()) {  // verified while the device has what comes next
+    for (Op* op : read) verify(*op);
+    const std::lock_guard lock(mutex);
+    outstanding -= static_cast<unsigned>(read.size());
+    for (Op* op : read) finish(*op);
+  }
   moved |= grow();
   moved |= name_new_segments();
   return moved;

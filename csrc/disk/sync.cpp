@@ -121,6 +121,7 @@ void DiskLog::Impl::finish_sync(Op& op) {
 void DiskLog::Impl::advance_durable() {
   while (!unsynced.empty() && segments[unsynced.front().segment].synced >= unsynced.front().last) {
     durable = unsynced.front().last;
+    unsynced_bytes -= unsynced.front().bytes;
     unsynced.pop_front();
   }
   if (unsynced.empty()) durable = published;

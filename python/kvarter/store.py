@@ -96,6 +96,8 @@ class Store:
 
     def invalidate(self, namespace: Namespace) -> None:
         """Nothing of it is served or stored any more; its memory comes back in the background."""
+        if self.disk is not None:
+            self._space(namespace)  # what an earlier process left on disk is of it, too
         space = self._spaces.pop(namespace.digest(), None)
         if space is not None:
             self.index.invalidate(space.above)

@@ -89,6 +89,9 @@ struct DiskCounters {
   std::uint64_t stored_bytes = 0, loaded_bytes = 0, reinserted_bytes = 0,
                 device_bytes = 0;  // device: written
   std::uint64_t queued_bytes = 0;
+  // Of the last block that can be found, and of the last one that a crash leaves; what lies between them, in
+  // bytes of the device. 0 when all is durable.
+  std::uint64_t last_sequence = 0, durable_sequence = 0, undurable_bytes = 0;
   std::uint64_t segments = 0, bad_segments = 0, cleaned_segments = 0, syncs = 0, io_errors = 0;
   std::uint64_t reasons[static_cast<int>(DiskReason::kCount)] = {};     // not stored, or dropped
   std::uint64_t not_loaded[static_cast<int>(DiskReason::kCount)] = {};  // asked for, and not loaded

@@ -173,7 +173,8 @@ class Disk:
     # --- account and end
 
     def stats(self) -> dict[str, Any]:
-        """The log's counters, and blocks that were never handed to it, by reason."""
+        """The log's counters, and blocks that were never handed to it, by reason. What a crash now would lose is
+        `undurable_bytes`, those after `durable_sequence` up to `last_sequence`, and what is queued."""
         counts = self._down.counts
         return {**self.log.counters(), **{f"down_{reason}": count for reason, count in counts.items()}}
 
@@ -193,9 +194,12 @@ class Disk:
 
     def close(self, seconds: float = 30.0) -> None:
         """Flushes, and gives the directory back. What is not done in so many seconds is given up."""
+        until = time.monotonic() + seconds
         if not self.flush(seconds):
             logger.warning("not all blocks were copied to disk in %.0f s", seconds)
         with self._wake:
+            if not self._wake.wait_for(lambda: not self._tickets, max(until - time.monotonic(), 0)):
+                logger.warning("an invalidation may not outlast this process: the disk has not confirmed it")
             self._closed = True
             self._wake.notify_all()
         self._thread.join()
