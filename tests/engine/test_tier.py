@@ -109,7 +109,8 @@ FAULTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "flipped": (flipped, "serves 224 tokens, wrong; not healed"),
     "zero-filled": (lambda data: bytes(len(data)), "serves 224 tokens, wrong; not healed"),
     "over-long": (lambda data: bytes(4096) + data, "serves 224 tokens, wrong; not healed"),
-    "truncated": (lambda data: data[: len(data) // 2], "serves 0 tokens, right; healed"),
+    # It removes one such file at every load that fails: this prompt is whole after seven.
+    "truncated": (lambda data: data[: len(data) // 2], "serves 0 tokens, right; not healed"),
 }
 OURS = "serves 0 tokens, right; healed"
 
@@ -149,8 +150,8 @@ def faults_on(
 
 
 def payload(data: bytes) -> bytes:
-    """What is written into a file, wherever it is one of a fixed size: its middle."""
-    return data[16 << 10 : 1 << 20].rstrip(b"\0")
+    """What a file has of chunks: a segment has a header before them and, once it is full, an index after them."""
+    return data[16 << 10 : 512 << 10].rstrip(b"\0")
 
 
 @pytest.mark.parametrize("kind", TIERS)
@@ -167,14 +168,14 @@ def test_growth_and_what_a_killed_process_leaves(kind: str, model: Any, prompts:
     capacity, says what it dropped, and is whole after a crash at any moment."""
     asked = prompts(10, PROMPT, seed=73)
     directory = tmp_path / ("log" if kind == "ours" else "fs")
-    tier = ours(tmp_path, capacity="4MiB", admit_all=True) if kind == "ours" else fs(tmp_path)
+    tier = ours(tmp_path, capacity="6MiB", admit_all=True) if kind == "ours" else fs(tmp_path)
     with engine_over(model("llama"), tier) as llm:
         ask_all(llm, asked)
         on_disk = sum(len(data) for data in files(directory).values())
         crashed = tmp_path / "crashed"
         shutil.copytree(directory, crashed / directory.name)
         if kind == "ours":
-            assert on_disk <= 4 << 20
+            assert on_disk <= 6 << 20
             chunks = of_series(llm, "chunks", "event")
             assert chunks["stored"] == 70
             assert chunks["evicted"] > 0
@@ -184,21 +185,21 @@ def test_growth_and_what_a_killed_process_leaves(kind: str, model: Any, prompts:
         some = next(file for file in files(crashed) if file.suffix == ".bin")
         left_over = some.with_name(f"{some.name}_12345.tmp")
         left_over.write_bytes(bytes(CHUNK))
-    tier = ours(crashed, capacity="4MiB", admit_all=True) if kind == "ours" else fs(crashed)
+    tier = ours(crashed, capacity="6MiB", admit_all=True) if kind == "ours" else fs(crashed)
     with engine_over(model("llama"), tier) as llm:
         (reply,) = ask_all(llm, asked[-1:])
     assert reply.cached_tokens == HIT
     if kind == "fs":
         assert left_over.exists()
     else:
-        assert sum(len(data) for data in files(crashed).values()) <= 4 << 20
+        assert sum(len(data) for data in files(crashed).values()) <= 6 << 20
         assert not list(crashed.rglob("*.tmp"))
 
 
 @pytest.mark.parametrize("kind", TIERS)
 def test_other_weights_at_the_same_path(kind: str, model: Any, prompts: Any, tmp_path: Path) -> None:
     """`fs` tells models apart by their path, and serves what the weights before have made."""
-    from safetensors.numpy import load_file, save_file
+    from safetensors.torch import load_file, save_file
 
     path = shutil.copytree(model("llama"), tmp_path / "model")
     (asked,) = prompts(1, PROMPT, seed=74)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from vllm.v1.kv_offload.base import (
@@ -36,6 +36,13 @@ logger = logging.getLogger("kvarter.tier")
 @dataclass(frozen=True)
 class _Failed:
     """Of a request one of whose loads failed: it never matches again."""
+
+
+@dataclass(frozen=True)
+class _Used:
+    """Of a request: the chunks of it that were here, or were stored; those of its beginning first."""
+
+    keys: dict[OffloadKey, None] = field(default_factory=dict)
 
 
 class KvarterTier(SecondaryTierManager):
@@ -87,6 +94,7 @@ class KvarterTier(SecondaryTierManager):
         if self._transfers.late(self._seconds):
             self._transfers.counts["load_too_slow"] += 1
             return LookupResult.MISS
+        _used(req_context)[key] = None
         return LookupResult.HIT
 
     def submit_store(self, job_metadata: TransferJob) -> None:
@@ -94,6 +102,7 @@ class KvarterTier(SecondaryTierManager):
         if self._transfers is None:
             self._dead.append(JobResult(job_metadata.job_id, success=True, transfer_bytes=0))
             return
+        _used(job_metadata.req_context).update(dict.fromkeys(keys))
         self._transfers.store(job_metadata.job_id, self._namespace(), keys, job_metadata.chunk_ids)
 
     def submit_load(self, job_metadata: TransferJob) -> None:
@@ -142,6 +151,11 @@ class KvarterTier(SecondaryTierManager):
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         return RequestOffloadingContext()
 
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        keys = [*_used(req_context)]
+        if self._transfers is not None and self._ns is not None and keys:
+            self._transfers.used(self._ns, keys)
+
     def drain_jobs(self) -> None:
         """vLLM calls it when it resets its caches: before a sleep, and when weights are replaced in place. From now on
         nothing that is on disk is served to this engine: it was made by the weights before."""
@@ -184,3 +198,11 @@ class KvarterTier(SecondaryTierManager):
 
     def get_stats(self) -> OffloadingConnectorStats | None:
         return self._meter.read() if self._transfers is not None else None
+
+
+def _used(req_context: ReqContext) -> dict[OffloadKey, None]:
+    used = req_context.get_state(_Used)
+    if used is None:
+        used = _Used()
+        req_context.set_state(used)
+    return used.keys

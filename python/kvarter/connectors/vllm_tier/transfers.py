@@ -29,6 +29,8 @@ _IN_FLIGHT = 64 << 20  # bytes handed to the log at a time: what is queued here 
 _FULL = 0.65  # of the room: the log keeps live chunks below 0.85 of it
 _REMEMBERED = 1 << 16  # chunks that were refused once
 _DROPPED = 1 << 16  # names of chunks that went and nobody has been told of
+_PATIENCE = 5.0  # seconds that a request's chunks wait to be marked as used while others are written
+_MARKS = 64  # times of use that one request's chunks get
 HASH = 32  # bytes of the engine's hash; an OffloadKey is it and four bytes of group
 
 
@@ -94,6 +96,7 @@ class Transfers:
         self._queued = self._writing = self._reading = 0  # bytes
         self._rate = 0.0  # bytes a second that reads came with
         self._refused: OrderedDict[bytes, None] = OrderedDict()
+        self._used: deque[tuple[float, int, list[bytes]]] = deque(maxlen=1024)
         self._done: list[Job] = []
         self._closed = False
         self.counts: Counter[str] = Counter()  # chunks that were never handed to the log, by reason
@@ -175,6 +178,13 @@ class Transfers:
                 self._queued += self.chunk_bytes * len(some)
             self._work.notify_all()
 
+    def used(self, ns: int, keys: list[bytes]) -> None:
+        """A request is over that used these chunks, first ones first. The log knows no parents, so this is what keeps a
+        prefix longer than what leans on it."""
+        with self._work:
+            self._used.append((time.monotonic() + _PATIENCE, ns, keys))
+            self._work.notify_all()
+
     def finished(self) -> list[Job]:
         """Jobs done since the last call: their places in the pool are touched no more."""
         with self._work:
@@ -185,7 +195,7 @@ class Transfers:
         """Waits until every job is done; whether that was so in time."""
         with self._work:
             return self._work.wait_for(
-                lambda: not (self._stores or self._in_hand or self._tickets), timeout=seconds
+                lambda: not (self._stores or self._in_hand or self._tickets or self._used), timeout=seconds
             )
 
     def gone(self, ns: int) -> list[bytes]:
@@ -214,7 +224,7 @@ class Transfers:
     def _run(self) -> None:
         while True:
             with self._work:
-                self._work.wait_for(lambda: self._closed or self._stores or self._tickets)
+                self._work.wait_for(lambda: self._closed or self._stores or self._tickets or self._used)
                 if self._closed and not self._tickets:
                     return
             try:
@@ -223,6 +233,7 @@ class Transfers:
                 if self._tickets:
                     self.log.wait(_WAIT_SECONDS)
                 self._collect()
+                self._mark_used()
             except Exception:  # a slower cache, never an error to the engine
                 logger.exception("the disk tier goes on without what it was doing")
                 time.sleep(_WAIT_SECONDS)
@@ -289,6 +300,24 @@ class Transfers:
                 good = [keys[at] for at in np.flatnonzero(statuses == _core.Status.Ok)]
                 self._settle(job, good, len(keys))
                 self._work.notify_all()
+
+    def _mark_used(self) -> None:
+        """Once what a request has stored is there, or has had the time to be."""
+        while True:
+            with self._work:
+                busy = bool(self._stores or self._writing)
+                if not self._used or (busy and time.monotonic() < self._used[0][0]):
+                    self._work.notify_all()
+                    return
+                _, ns, keys = self._used[0]
+            each = -(-len(keys) // _MARKS)
+            for first in reversed(range(0, len(keys), each)):
+                some = keys[first : first + each]
+                chain = _chain(ns, some)
+                for group, at, count in _ranges(some):
+                    self.log.touch(chain, group, at, count)
+            with self._work:
+                self._used.popleft()
 
     def _settle(self, job: Job, good: list[bytes], of: int, failed: bool = True) -> None:
         """Of `of` chunks of a job these were moved; the others `failed`, or did not have to be."""
