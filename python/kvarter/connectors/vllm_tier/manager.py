@@ -201,7 +201,7 @@ class KvarterTier(SecondaryTierManager):
 
 
 def _used(req_context: ReqContext) -> dict[OffloadKey, None]:
-    used = req_context.get_state(_Used)
+    used: _Used | None = req_context.get_state(_Used)
     if used is None:
         used = _Used()
         req_context.set_state(used)

@@ -68,13 +68,13 @@ class Transfers:
         self.chunk_bytes = pool.shape[1] if pool.shape else 0
         self._options, self._store_seconds = options, store_seconds
         self._clock = _core.SteadyClock()
+        if self.chunk_bytes % _core.GRANULE:
+            raise ConfigError(
+                f"vLLM's CPU pool has chunks of {self.chunk_bytes} bytes, and only whole pages of {_core.GRANULE} go "
+                "straight to disk"
+            )
+        self._arena = _core.ForeignArena(pool)
         try:
-            if self.chunk_bytes % _core.GRANULE:
-                raise ValueError(
-                    f"the CPU pool has chunks of {self.chunk_bytes} bytes, and only whole pages of {_core.GRANULE} go "
-                    "straight to disk"
-                )
-            self._arena = _core.ForeignArena(pool)
             self.log = _core.DiskLog(
                 options.path,
                 self._arena,
@@ -87,6 +87,7 @@ class Transfers:
                 max_dropped=_DROPPED if events else 0,
             )
         except (ValueError, RuntimeError) as error:
+            self._arena.close()
             raise ConfigError(f"no disk tier in {options.path}: {error}") from None
         self._work = threading.Condition()
         self._stores: deque[_Piece] = deque()
