@@ -64,7 +64,7 @@ class BoundLog {
           slot.offset > arenas_[slot.arena].size() || whole > arenas_[slot.arena].size() - slot.offset)
         throw py::value_error("slots[" + std::to_string(i) + "], " + std::to_string(slot.length) +
                               " bytes at " + std::to_string(slot.offset) +
-                              ", is not whole pages in the pool");
+                              ", is not in the pool, or not at a page");
       spans.push_back({arenas_[slot.arena].data() + slot.offset, slot.length, slot.checksum});
     }
     return spans;

@@ -65,6 +65,27 @@ def ask_all(
     return replies
 
 
+def the_tier(llm: Any) -> Any:
+    """The one tier below the pool of this process's engine."""
+    connector = llm.llm_engine.engine_core.engine_core.scheduler.connector
+    (tier,) = connector.connector_scheduler.manager.secondary_tiers
+    return tier
+
+
+def listen(tier: Any) -> tuple[set[bytes], set[bytes]]:
+    """Keys that the tier's events say were stored since, and those of them that are still here."""
+    take, stored, here = tier.take_events, set[bytes](), set[bytes]()
+
+    def overheard() -> Iterator[Any]:
+        for event in take():
+            (here.difference_update if event.removed else here.update)(event.keys)
+            stored.update(() if event.removed else event.keys)
+            yield event
+
+    tier.take_events = overheard
+    return stored, here
+
+
 def of_series(llm: Any, name: str, label: str) -> dict[str, float]:
     return {m.labels[label]: m.value for m in llm.get_metrics() if m.name == f"vllm:kvarter_tier_{name}"}
 
@@ -170,10 +191,14 @@ def test_damaged_files(kind: str, model: Any, prompts: Any, baseline: Any, tmp_p
 def test_growth_and_what_a_killed_process_leaves(kind: str, model: Any, prompts: Any, tmp_path: Path) -> None:
     """`fs` keeps every file it ever wrote, and a temporary one of a killed process for good; ours stays within its
     capacity, says what it dropped, and is whole after a crash at any moment."""
+    from vllm.v1.kv_offload.base import LookupResult, ReqContext
+
     asked = prompts(10, PROMPT, seed=73)
     directory = tmp_path / ("log" if kind == "ours" else "fs")
     tier = ours(tmp_path, capacity="6MiB", admit_all=True) if kind == "ours" else fs(tmp_path)
-    with engine_over(model("llama"), tier) as llm:
+    events = {"kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
+    with engine_over(model("llama"), tier, **events) as llm:
+        stored, here = listen(the_tier(llm))
         ask_all(llm, asked)
         on_disk = sum(len(data) for data in files(directory).values())
         crashed = tmp_path / "crashed"
@@ -183,6 +208,11 @@ def test_growth_and_what_a_killed_process_leaves(kind: str, model: Any, prompts:
             chunks = of_series(llm, "chunks", "event")
             assert chunks["stored"] == 70
             assert chunks["evicted"] > 0
+            found = {
+                key for key in stored if the_tier(llm).lookup(key, ReqContext("anybody")) is LookupResult.HIT
+            }
+            assert len(stored) == 70
+            assert here == found
         else:
             assert on_disk >= 70 * CHUNK
     if kind == "fs":

@@ -7,6 +7,7 @@ its job is among the finished ones.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -94,7 +95,7 @@ class Transfers:
         self._in_hand = False  # whether the thread is looking at what it took from the queue
         self._tickets: dict[int, tuple[Job, list[bytes]]] = {}
         self._deadlines: dict[int, int] = {}  # of reads
-        self._queued = self._writing = self._reading = 0  # bytes
+        self._writing = self._reading = 0  # bytes
         self._rate = 0.0  # bytes a second that reads came with
         self._refused: OrderedDict[bytes, None] = OrderedDict()
         self._used: deque[tuple[float, int, list[bytes]]] = deque(maxlen=1024)
@@ -103,6 +104,8 @@ class Transfers:
         self.counts: Counter[str] = Counter()  # chunks that were never handed to the log, by reason
         self._thread = threading.Thread(target=self._run, name="kvarter-tier", daemon=True)
         self._thread.start()
+        # An engine may end without a word; Python ends a thread inside the core only by ending the process.
+        atexit.register(self.close)
 
     def open(self, digest: bytes, groups: int) -> int:
         """The namespace's number in the log; each of its groups has chunks that stand alone."""
@@ -148,7 +151,7 @@ class Transfers:
 
     def store(self, number: int, ns: int | None, keys: list[bytes], chunks: npt.NDArray[np.int32]) -> None:
         """Writes chunks of the pool to disk, but for those that are there. `ns` None: nobody knows yet whose they are,
-        and they are not stored."""
+        and they are not stored. What waits keeps its place in vLLM's pool, for at most `store_seconds`."""
         job = Job(number, keys, load=False, left=len(keys), begun=time.monotonic())
         admitted, full = [], ns is not None and not self._options.admit_all and self._full()
         for at, key in enumerate(keys):
@@ -164,8 +167,8 @@ class Transfers:
             for first in range(0, len(admitted), each):
                 some = admitted[first : first + each]
                 assert ns is not None
-                if self._closed or self._queued >= self._options.queue_bytes:
-                    self.counts["queue_full"] += len(some)
+                if self._closed:
+                    self.counts["shut_down"] += len(some)
                     self._settle(job, [], len(some))
                     continue
                 piece = _Piece(
@@ -176,7 +179,6 @@ class Transfers:
                     job.begun + self._store_seconds,
                 )
                 self._stores.append(piece)
-                self._queued += self.chunk_bytes * len(some)
             self._work.notify_all()
 
     def used(self, ns: int, keys: list[bytes]) -> None:
@@ -205,7 +207,10 @@ class Transfers:
         return [key for key in keys if not self.has(ns, key)]
 
     def close(self, seconds: float = 30.0) -> None:
-        """Writes down what is queued, and gives directory and pool back."""
+        """Writes down what is queued, and gives directory and pool back. Idempotent."""
+        if self._closed:
+            return
+        atexit.unregister(self.close)
         if not self.drain(seconds):
             logger.warning("not all chunks were written to disk in %.0f s", seconds)
         with self._work:
@@ -244,7 +249,6 @@ class Transfers:
             if not self._stores:
                 return False
             piece = self._stores.popleft()
-            self._queued -= self.chunk_bytes * len(piece.keys)
             self._in_hand = True
         try:
             if time.monotonic() > piece.until:
