@@ -180,7 +180,9 @@ def payload(data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("kind", TIERS)
-def test_damaged_files(kind: str, model: Any, prompts: Any, baseline: Any, tmp_path: Path) -> None:
+def test_a_damaged_file_is_served_by_fs_and_computed_again_by_ours(
+    kind: str, model: Any, prompts: Any, baseline: Any, tmp_path: Path
+) -> None:
     asked = prompts(len(FAULTS), PROMPT, seed=72)
     expected = baseline("llama", asked, 8)
     said = faults_on(kind, model("llama"), asked, expected, tmp_path)
@@ -188,7 +190,9 @@ def test_damaged_files(kind: str, model: Any, prompts: Any, baseline: Any, tmp_p
 
 
 @pytest.mark.parametrize("kind", TIERS)
-def test_growth_and_what_a_killed_process_leaves(kind: str, model: Any, prompts: Any, tmp_path: Path) -> None:
+def test_fs_grows_and_litters_and_ours_does_neither(
+    kind: str, model: Any, prompts: Any, tmp_path: Path
+) -> None:
     """`fs` keeps every file it ever wrote, and a temporary one of a killed process for good; ours stays within its
     capacity, says what it dropped, and is whole after a crash at any moment."""
     from vllm.v1.kv_offload.base import LookupResult, ReqContext
@@ -231,7 +235,9 @@ def test_growth_and_what_a_killed_process_leaves(kind: str, model: Any, prompts:
 
 
 @pytest.mark.parametrize("kind", TIERS)
-def test_other_weights_at_the_same_path(kind: str, model: Any, prompts: Any, tmp_path: Path) -> None:
+def test_fs_serves_what_other_weights_have_made_and_ours_does_not(
+    kind: str, model: Any, prompts: Any, tmp_path: Path
+) -> None:
     """`fs` tells models apart by their path, and serves what the weights before have made."""
     from safetensors.torch import load_file, save_file
 

@@ -314,15 +314,13 @@ class Transfers:
                 if not self._used or (busy and time.monotonic() < self._used[0][0]):
                     self._work.notify_all()
                     return
-                _, ns, keys = self._used[0]
+                _, ns, keys = self._used.popleft()
             each = -(-len(keys) // _MARKS)
             for first in reversed(range(0, len(keys), each)):
                 some = keys[first : first + each]
                 chain = _chain(ns, some)
                 for group, at, count in _ranges(some):
                     self.log.touch(chain, group, at, count)
-            with self._work:
-                self._used.popleft()
 
     def _settle(self, job: Job, good: list[bytes], of: int, failed: bool = True) -> None:
         """Of `of` chunks of a job these were moved; the others `failed`, or did not have to be."""
