@@ -143,3 +143,16 @@ def test_the_doctor_fails_on_a_problem_and_says_what_to_do(
         "problem settings environment: unknown setting 'KVARTER_DRMA'; did you mean 'KVARTER_DRAM'?" in words
     )
     assert "-> Correct it; `kvarter config show` prints the settings." in words
+
+
+def test_vllm_args_says_both_ways_in_and_their_settings_are_known() -> None:
+    result = cli("vllm-args", "--memory", "2GiB", "--disk", "/mnt/log", "--capacity", "50GiB", "--json")
+    assert result.returncode == 0
+    ways = json.loads(result.stdout)
+    assert list(ways) == ["connector", "tier"]
+    assert all(way["when"] for way in ways.values())
+    connector, tier = (way["kv_transfer_config"]["kv_connector_extra_config"] for way in ways.values())
+    assert tier["cpu_bytes_to_use"] == Config.load(connector).dram == 2 << 30
+    (below,) = tier["secondary_tiers"]
+    assert Config.load({"disk": below["disk"]}).disk_options() == Config.load(connector).disk_options()
+    assert "--memory 'frog'" in refused(cli("vllm-args", "--memory", "frog"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 import os
 import signal
 import subprocess
@@ -264,3 +266,44 @@ def test_misuse_is_told_at_once(tmp_path: Path) -> None:
     world.log.close()
     with pytest.raises(ValueError, match="closed"):
         world.log.poll()
+
+
+def test_memory_that_somebody_lends_is_read_and_written_in_place(tmp_path: Path) -> None:
+    lent = mmap.mmap(-1, 16 * BLOCK)
+    arena = _core.ForeignArena(lent)
+    log = _core.DiskLog(
+        str(tmp_path), arena, _core.SteadyClock(), 4 * SEGMENT, segment_bytes=SEGMENT, max_dropped=2
+    )
+    chain = _core.Chain(log.open_namespace(NS, [(1, 1, False, [BLOCK])]), text(9, 4))
+    slots = np.zeros(4, _core.SLOT_DTYPE)
+    slots["offset"], slots["length"] = np.arange(4) * BLOCK, BLOCK
+    data = np.random.default_rng(9).bytes(4 * BLOCK)
+    lent[: 4 * BLOCK] = data
+    slots["checksum"] = arena.checksums(slots)
+    assert [int(s) for s in slots["checksum"]] == [
+        _core.xxh3_64(data[i * BLOCK : (i + 1) * BLOCK]) for i in range(4)
+    ]
+    for call in (log.write, log.read):
+        ticket = call(chain, [(0, 0, 4)], slots)
+        while not (done := [one for one in log.poll() if one[0] == ticket]):
+            log.wait(1.0)
+        assert (done[0][1] == _core.Status.Ok).all()
+        slots["offset"] += 8 * BLOCK
+    assert lent[8 * BLOCK : 12 * BLOCK] == data
+    log.remove(chain, 0, 0, 4)
+    assert [digest for _, _, digest in log.dropped()] == [bytes(row) for row in text(9, 4)[2:]]  # the latest
+    assert log.dropped() == []
+    for offset in (100, 16 * BLOCK):
+        slots["offset"][0] = offset
+        with pytest.raises(ValueError, match="not in the pool, or not at a page"):
+            log.read(chain, [(0, 0, 4)], slots)
+    with pytest.raises(ValueError, match="1 disk logs still use the foreign arena"):
+        arena.close()
+    log.close()
+    arena.close()
+    lent.close()
+    with mmap.mmap(-1, 2 * mmap.PAGESIZE) as two:
+        with pytest.raises(ValueError, match="of 4096 bytes that begins 8 bytes into a page"):
+            _core.ForeignArena(memoryview(two)[8 : 8 + mmap.PAGESIZE])
+        with pytest.raises(TypeError, match="expected a writable contiguous buffer"):
+            _core.ForeignArena(bytes(mmap.PAGESIZE))

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from report import Row, Run
 
-from . import copy, disk, engine, evict, hash, match, policy, pool, store
+from . import copy, disk, engine, evict, hash, match, policy, pool, store, tier
 
 WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "hash": hash.run,
@@ -15,5 +15,6 @@ WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "policy": policy.run,
     "pool": pool.run,
     "disk": disk.run,
+    "tier": tier.run,
     "engine": engine.run,
 }

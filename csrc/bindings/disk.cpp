@@ -6,6 +6,7 @@
 #include "bindings.h"
 #include "chain.h"
 #include "disk_account.h"
+#include "foreign.h"
 
 namespace kvarter::bindings {
 namespace {
@@ -13,12 +14,27 @@ namespace {
 using RangeTuples = std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>>;
 using Slots = py::array_t<Slot, py::array::c_style>;
 
-// The log and the pool whose slots it moves. close() lets go of it; calls under way end first.
+using Memory = std::variant<Pool*, ForeignArena*>;
+
+// The log and the memory whose slots it moves. close() lets go of it; calls under way end first.
 class BoundLog {
  public:
-  BoundLog(const std::string& path, Pool& pool, const Clock& clock, const DiskLog::Options& options,
+  BoundLog(const std::string& path, const Memory& memory, const Clock& clock, const DiskLog::Options& options,
            const std::variant<std::string, std::shared_ptr<FaultyDisk>>& device)
-      : pool_(pool) {
+      : foreign_(std::holds_alternative<ForeignArena*>(memory) ? std::get<ForeignArena*>(memory) : nullptr) {
+    if (foreign_)
+      arenas_.push_back(foreign_->memory());
+    else
+      for (const Memfd& arena : std::get<Pool*>(memory)->arenas())
+        arenas_.emplace_back(arena.data(), arena.bytes());
+    open(path, clock, options, device);
+    if (foreign_) foreign_->lend();
+  }
+  ~BoundLog() {
+    if (log_ && foreign_) foreign_->give_back();
+  }
+  void open(const std::string& path, const Clock& clock, const DiskLog::Options& options,
+            const std::variant<std::string, std::shared_ptr<FaultyDisk>>& device) {
     const py::gil_scoped_release release;
     auto made = std::holds_alternative<std::shared_ptr<FaultyDisk>>(device)
                     ? make_faulty_device(std::get<std::shared_ptr<FaultyDisk>>(device))
@@ -31,26 +47,32 @@ class BoundLog {
   }
   void close() {
     auto last = std::move(log_);
-    const py::gil_scoped_release release;
-    last.reset();
+    if (!last) return;
+    {
+      const py::gil_scoped_release release;
+      last.reset();
+    }
+    if (foreign_) foreign_->give_back();
   }
   std::vector<Span> spans(const Slots& slots) const {
     std::vector<Span> spans;
     spans.reserve(static_cast<std::size_t>(slots.size()));
     for (py::ssize_t i = 0; i < slots.size(); ++i) {
       const Slot& slot = slots.data()[i];
-      const auto& arenas = pool_.arenas();
       const std::uint64_t whole = round_up(slot.length, kGranule);
-      if (slot.arena >= arenas.size() || slot.offset % kGranule != 0 || whole < slot.length ||
-          slot.offset > arenas[slot.arena].bytes() || whole > arenas[slot.arena].bytes() - slot.offset)
-        throw py::value_error("slots[" + std::to_string(i) + "] is not in the pool");
-      spans.push_back({arenas[slot.arena].data() + slot.offset, slot.length, slot.checksum});
+      if (slot.arena >= arenas_.size() || slot.offset % kGranule != 0 || whole < slot.length ||
+          slot.offset > arenas_[slot.arena].size() || whole > arenas_[slot.arena].size() - slot.offset)
+        throw py::value_error("slots[" + std::to_string(i) + "], " + std::to_string(slot.length) +
+                              " bytes at " + std::to_string(slot.offset) +
+                              ", is not in the pool, or not at a page");
+      spans.push_back({arenas_[slot.arena].data() + slot.offset, slot.length, slot.checksum});
     }
     return spans;
   }
 
  private:
-  Pool& pool_;
+  std::vector<std::span<std::byte>> arenas_;
+  ForeignArena* foreign_;  // kept alive by the Python object
   std::shared_ptr<DiskLog> log_;
 };
 
@@ -109,24 +131,24 @@ void register_disk(py::module_& m) {
 
 path: made, for the owner alone, when it is not there. Refused, with RuntimeError and left untouched, when it is
     another process's, is not a log's, or is of a newer format.
-pool: whose slots it reads and writes. clock: of the deadlines.
+pool: whose slots it reads and writes; or a ForeignArena. clock: of the deadlines.
 capacity: bytes of everything in the directory. segment_bytes: of a new directory.
 device: "auto", "io_uring", "threads", or a FaultyDisk.
 
 Raises ValueError for a capacity below two segments, or whose index would not fit max_index_bytes. Every method may
 be called from any thread; none waits for the device but the constructor, close and wait.)")
-      .def(py::init([](const std::string& path, Pool& pool, const Clock& clock, std::uint64_t capacity,
-                       std::uint64_t segment_bytes,
+      .def(py::init([](const std::string& path, const Memory& pool, const Clock& clock,
+                       std::uint64_t capacity, std::uint64_t segment_bytes,
                        const std::variant<std::string, std::shared_ptr<FaultyDisk>>& device,
                        unsigned queue_depth, std::uint64_t write_queue_bytes, std::uint32_t max_tickets,
                        double live_share, double clean_share, std::uint64_t reserve_bytes,
                        std::uint64_t max_index_bytes, std::uint64_t block_bytes, std::uint64_t sync_bytes,
-                       double sync_seconds, bool sparse, bool background) {
+                       double sync_seconds, bool sparse, bool background, std::uint32_t max_dropped) {
              const DiskLog::Options options{
                  capacity,        segment_bytes, queue_depth, write_queue_bytes,
                  max_tickets,     live_share,    clean_share, reserve_bytes,
                  max_index_bytes, block_bytes,   sync_bytes,  static_cast<std::uint64_t>(sync_seconds * 1e9),
-                 sparse,          background};
+                 sparse,          background,    max_dropped};
              return std::make_unique<BoundLog>(path, pool, clock, options, device);
            }),
            py::arg("path"), py::arg("pool"), py::arg("clock"), py::arg("capacity"), py::kw_only(),
@@ -135,7 +157,8 @@ be called from any thread; none waits for the device but the constructor, close 
            py::arg("live_share") = 0.85, py::arg("clean_share") = 0.25, py::arg("reserve_bytes") = 0,
            py::arg("max_index_bytes") = 0, py::arg("block_bytes") = 64u << 10,
            py::arg("sync_bytes") = 256u << 20, py::arg("sync_seconds") = 1.0, py::arg("sparse") = false,
-           py::arg("background") = true, py::keep_alive<1, 3>(), py::keep_alive<1, 4>())
+           py::arg("background") = true, py::arg("max_dropped") = 0, py::keep_alive<1, 3>(),
+           py::keep_alive<1, 4>())
       .def(
           "open_namespace",
           [](const BoundLog& bound, const py::bytes& digest,
@@ -221,6 +244,19 @@ order of the ranges: as Index.slots gives them. They are borrowed until poll ret
           },
           py::arg("timeout"),
           "Waits until poll has something, at most so many seconds, and says whether it has.")
+      .def(
+          "dropped",
+          [](const BoundLog& bound) {
+            py::list list;
+            for (const DiskDropped& d : bound.log()->dropped())
+              list.append(py::make_tuple(
+                  d.ns, d.group, py::bytes(reinterpret_cast<const char*>(d.digest.data()), d.digest.size())));
+            return list;
+          },
+          "Blocks that are gone since the last call, of those that were there: [(namespace, group, digest)], "
+          "at "
+          "most\n"
+          "max_dropped of them, the latest.")
       .def("step",
            [](const BoundLog& bound) {
              const auto log = bound.log();

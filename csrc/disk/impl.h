@@ -64,6 +64,7 @@ struct DiskLog::Impl {
   // queued will be refused.
   void drop(std::uint32_t row, DiskReason reason, DiskReason below = DiskReason::kOrphaned);
   void drop_alone(std::uint32_t row, DiskReason reason);
+  std::deque<DiskDropped> told;  // what dropped() will say
   void doom(std::uint32_t row, DiskReason reason);
   void orphan_children(std::uint32_t row, DiskReason reason);
   void use(std::uint32_t row);  // and its ancestors

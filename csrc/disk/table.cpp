@@ -168,8 +168,19 @@ void DiskLog::Impl::drop_alone(std::uint32_t number, DiskReason reason) {
   lessen(row.segment, bytes);
   --counts.resident_blocks;
   ++counts.reasons[static_cast<int>(reason)];
+  if (options.max_dropped > 0) {
+    if (told.size() == options.max_dropped) told.pop_front();
+    told.push_back({row.ns, row.group, row.sub, row.digest});
+  }
   free_row(number);
   changed();
+}
+
+std::vector<DiskDropped> DiskLog::dropped() {
+  const std::lock_guard lock(impl_->mutex);
+  std::vector<DiskDropped> told(impl_->told.begin(), impl_->told.end());
+  impl_->told.clear();
+  return told;
 }
 
 void DiskLog::Impl::drop(std::uint32_t number, DiskReason reason, DiskReason below) {

@@ -117,6 +117,13 @@ struct DiskDone {
   std::vector<std::uint64_t> checksums;
 };
 
+// A block that was there and is no more, named by the digest of its last unit.
+struct DiskDropped {
+  std::uint32_t ns = 0;
+  std::uint16_t group = 0, sub = 0;
+  Digest digest{};
+};
+
 class DiskLog {
  public:
   struct Options {
@@ -135,6 +142,7 @@ class DiskLog {
     std::uint64_t sync_ns = 1'000'000'000;  // or so long after a write
     bool sparse = false;                    // segments without their bytes allocated; for benches alone
     bool background = true;                 // false: nothing moves but in step(), for tests
+    std::uint32_t max_dropped = 0;          // names that dropped() keeps until it is called
   };
   // Memory of the index for one block, as max_index_bytes counts it.
   static constexpr std::uint64_t kIndexBytesPerBlock = 192;
@@ -191,6 +199,8 @@ class DiskLog {
   // whether.
   std::vector<DiskDone> poll();
   bool wait(std::chrono::nanoseconds timeout);
+  // What went since the last call, in its order; of more than max_dropped only the latest.
+  std::vector<DiskDropped> dropped();
   // Every block written with at most this sequence number survives a crash.
   std::uint64_t durable_sequence() const;
 

@@ -14,6 +14,7 @@ from kvarter.cli.doctor import doctor
 from kvarter.cli.output import AsJson, fail
 from kvarter.cli.plan import plan
 from kvarter.cli.replay import replay
+from kvarter.cli.vllm_args import vllm_args
 from kvarter.demo import run
 from kvarter.demo.models import DEMONSTRATED, MODELS
 from kvarter.demo.scenario import Note
@@ -29,6 +30,7 @@ app.add_typer(disk.app, name="disk")
 app.command()(doctor)
 app.command()(replay)
 app.command()(plan)
+app.command()(vllm_args)
 _stderr = Console(stderr=True)
 
 _STEPS = {
