@@ -1,6 +1,6 @@
 """Tiers: places for blocks below the pool.
 
-The disk (`disk.py`) is the store's own: on this host, it answers at once what it has, and reads and writes the pool's
+The disk (`disk.py`) is the store's own: it is on this host, answers at once what it has, and reads and writes the pool's
 slots itself. Tiers that are asked by key and answer later keep the protocol of `base.py`; here are their names.
 """
 
