@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from array import array
 from pathlib import Path
 
@@ -54,6 +55,7 @@ class ThroughStore:
         self.written = 0  # sequences
 
     def store(self) -> Store:
+        gc.collect()  # the pool of the round before goes with its last reference
         store = Store(
             self.moved + (256 << 20),
             max_blocks=2 * self.moved // self.block + 1024,
