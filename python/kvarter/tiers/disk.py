@@ -7,6 +7,7 @@ computed.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -79,6 +80,8 @@ class Disk:
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="kvarter-disk", daemon=True)
         self._thread.start()
+        # A store that nobody closed: its thread may not be inside the core when the interpreter goes.
+        atexit.register(self.close)
 
     # --- namespaces
 
@@ -195,6 +198,7 @@ class Disk:
     def close(self, seconds: float = 30.0) -> None:
         """Flushes, and gives the directory back. What is not done in so many seconds is given up."""
         until = time.monotonic() + seconds
+        atexit.unregister(self.close)
         if not self.flush(seconds):
             logger.warning("not all blocks were copied to disk in %.0f s", seconds)
         with self._wake:

@@ -11,10 +11,8 @@ import atexit
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator
+from collections import Counter, deque
 from dataclasses import dataclass, field
-from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -22,17 +20,16 @@ import numpy.typing as npt
 from ... import _core
 from ...errors import ConfigError
 from ...tiers.disk import DiskOptions
+from .admission import Admission
+from .names import chain_of, group_of, key_of, ranges_of
 
 logger = logging.getLogger("kvarter.tier")
 _WAIT_SECONDS = 0.02  # for the log, before the queue is looked at again
 _PIECE = 8 << 20  # bytes of a store that are summed and written at a time
 _IN_FLIGHT = 64 << 20  # bytes handed to the log at a time: what is queued here can still be dropped
-_FULL = 0.65  # of the room: the log keeps live chunks below 0.85 of it
-_REMEMBERED = 1 << 16  # chunks that were refused once
 _DROPPED = 1 << 16  # names of chunks that went and nobody has been told of
 _PATIENCE = 5.0  # seconds that a request's chunks wait to be marked as used while others are written
 _MARKS = 64  # times of use that one request's chunks get
-HASH = 32  # bytes of the engine's hash; an OffloadKey is it and four bytes of group
 
 
 @dataclass
@@ -67,7 +64,7 @@ class Transfers:
         """`pool`: vLLM's, of shape (chunks, bytes). Recovers what is on disk. Raises `ConfigError`, saying why, for a
         directory that cannot be used or a pool that is not made of whole pages."""
         self.chunk_bytes = pool.shape[1] if pool.shape else 0
-        self._options, self._store_seconds = options, store_seconds
+        self._store_seconds = store_seconds
         self._clock = _core.SteadyClock()
         if self.chunk_bytes % _core.GRANULE:
             raise ConfigError(
@@ -97,7 +94,7 @@ class Transfers:
         self._deadlines: dict[int, int] = {}  # of reads
         self._writing = self._reading = 0  # bytes
         self._rate = 0.0  # bytes a second that reads came with
-        self._refused: OrderedDict[bytes, None] = OrderedDict()
+        self._admission = Admission(self.log, options.admit_all)
         self._used: deque[tuple[float, int, list[bytes]]] = deque(maxlen=1024)
         self._done: list[Job] = []
         self._closed = False
@@ -115,7 +112,7 @@ class Transfers:
 
     def has(self, ns: int, key: bytes) -> bool:
         """Whether the chunk is on disk."""
-        return self.log.contains(_chain(ns, [key]), _group(key), 0)
+        return self.log.contains(chain_of(ns, [key]), group_of(key), 0)
 
     def late(self, seconds: float) -> bool:
         """Whether a read asked for now would take longer than that, as far as one can tell."""
@@ -140,7 +137,9 @@ class Transfers:
         deadline = self._clock.now() + int(seconds * 1e9)
         slots = self._slots(chunks)
         with self._work:
-            ticket = 0 if self._closed else self.log.read(_chain(ns, keys), _ranges(keys), slots, deadline)
+            ticket = (
+                0 if self._closed else self.log.read(chain_of(ns, keys), ranges_of(keys), slots, deadline)
+            )
             if ticket:
                 self._tickets[ticket] = job, keys
                 self._deadlines[ticket] = deadline
@@ -153,14 +152,8 @@ class Transfers:
         """Writes chunks of the pool to disk, but for those that are there. `ns` None: nobody knows yet whose they are,
         and they are not stored. What waits keeps its place in vLLM's pool, for at most `store_seconds`."""
         job = Job(number, keys, load=False, left=len(keys), begun=time.monotonic())
-        admitted, full = [], ns is not None and not self._options.admit_all and self._full()
-        for at, key in enumerate(keys):
-            if ns is None:
-                self.counts["no_namespace"] += 1
-            elif full and not self._seen(key):
-                self.counts["not_admitted"] += 1
-            else:
-                admitted.append(at)
+        admitted = self._admission.admitted(keys) if ns is not None else []
+        self.counts["not_admitted" if ns is not None else "no_namespace"] += len(keys) - len(admitted)
         each = max(_PIECE // self.chunk_bytes, 1)
         with self._work:
             self._settle(job, [], len(keys) - len(admitted), failed=False)
@@ -203,7 +196,7 @@ class Transfers:
 
     def gone(self, ns: int) -> list[bytes]:
         """Keys of chunks that were dropped since the last call and are not there again."""
-        keys = [digest + group.to_bytes(4, "big") for of, group, digest in self.log.dropped() if of == ns]
+        keys = [key_of(group, digest) for of, group, digest in self.log.dropped() if of == ns]
         return [key for key in keys if not self.has(ns, key)]
 
     def close(self, seconds: float = 30.0) -> None:
@@ -265,8 +258,8 @@ class Transfers:
         return True
 
     def _write(self, piece: _Piece) -> None:
-        chain = _chain(piece.ns, piece.keys)
-        new = [at for at, key in enumerate(piece.keys) if not self.log.contains(chain, _group(key), at)]
+        chain = chain_of(piece.ns, piece.keys)
+        new = [at for at, key in enumerate(piece.keys) if not self.log.contains(chain, group_of(key), at)]
         keys = [piece.keys[at] for at in new]
         slots = self._slots(piece.chunks[new])
         slots["checksum"] = self._arena.checksums(slots)
@@ -276,7 +269,7 @@ class Transfers:
             self._settle(piece.job, [], there, failed=False)
             if not keys:
                 return
-            ticket = self.log.write(_chain(piece.ns, keys), _ranges(keys), slots)
+            ticket = self.log.write(chain_of(piece.ns, keys), ranges_of(keys), slots)
             if ticket:
                 self._tickets[ticket] = piece.job, keys
                 self._writing += self.chunk_bytes * len(keys)
@@ -318,8 +311,8 @@ class Transfers:
             each = -(-len(keys) // _MARKS)
             for first in reversed(range(0, len(keys), each)):
                 some = keys[first : first + each]
-                chain = _chain(ns, some)
-                for group, at, count in _ranges(some):
+                chain = chain_of(ns, some)
+                for group, at, count in ranges_of(some):
                     self.log.touch(chain, group, at, count)
 
     def _settle(self, job: Job, good: list[bytes], of: int, failed: bool = True) -> None:
@@ -332,49 +325,8 @@ class Transfers:
             job.seconds = time.monotonic() - job.begun
             self._done.append(job)
 
-    # --- admission
-
-    def _full(self) -> bool:
-        """Whether something has to go soon for what comes."""
-        ledger = self.log.ledger()
-        return bool(
-            ledger["resident"] + ledger["reserved"] > _FULL * (ledger["capacity"] - ledger["overhead"])
-        )
-
-    def _seen(self, key: bytes) -> bool:
-        """Whether the chunk was refused before; it is remembered. The chunks of a prefix are offered at least as
-        often as those that lean on them."""
-        seen = key in self._refused
-        self._refused[key] = None
-        self._refused.move_to_end(key)
-        if len(self._refused) > _REMEMBERED:
-            self._refused.popitem(last=False)
-        return seen
-
     def _slots(self, chunks: npt.NDArray[np.int64] | npt.NDArray[np.int32]) -> npt.NDArray[np.void]:
         slots = np.zeros(len(chunks), _core.SLOT_DTYPE)
         slots["offset"] = chunks.astype(np.uint64) * np.uint64(self.chunk_bytes)
         slots["length"] = self.chunk_bytes
         return slots
-
-
-def _group(key: bytes) -> int:
-    return int.from_bytes(key[HASH:], "big")
-
-
-def _chain(ns: int, keys: list[bytes]) -> _core.Chain:
-    """Not a chain of blocks: the n-th key is the name of block n, whatever its group."""
-    joined = b"".join([key[:HASH] for key in keys])
-    return _core.Chain(ns, np.frombuffer(joined, np.uint8).reshape(len(keys), HASH))
-
-
-def _ranges(keys: list[bytes]) -> list[tuple[int, int, int]]:
-    return list(_runs(keys))
-
-
-def _runs(keys: list[bytes]) -> Iterator[tuple[int, int, int]]:
-    first = 0
-    for group, run in groupby(keys, _group):
-        count = sum(1 for _ in run)
-        yield group, first, count
-        first += count
