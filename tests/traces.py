@@ -9,7 +9,7 @@ import pytest
 
 from kvarter.trace import Request, Trace, read
 
-FOLDER = Path(os.environ.get("KVARTER_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
+FOLDER = Path(os.environ.get("SHARED_TRACES", Path(__file__).parents[2] / "shared" / "traces"))
 CONVERSATION, AGENTS = "mooncake_conversation.jsonl", "agents_16tok.jsonl"
 needs_traces = pytest.mark.skipif(not FOLDER.is_dir(), reason=f"no traces in {FOLDER}")
 
