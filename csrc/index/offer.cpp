@@ -63,8 +63,8 @@ std::uint64_t Index::classify(const Chain& chain, std::uint32_t group, std::uint
                               std::span<const std::uint16_t> classes) {
   const std::lock_guard lock(impl_->mutex);
   Impl& x = *impl_;
+  if (chain.ns >= x.namespaces.size() || !x.namespaces[chain.ns].open || classes.empty()) return 0;
   const Namespace& ns = x.space(chain.ns, group);
-  if (ns.closed || classes.empty()) return 0;
   const GroupShape& shape = ns.groups[group];
   x.key_at(chain, shape, group, first);  // throws before anything has changed
   x.key_at(chain, shape, group, first + classes.size() - 1);

@@ -240,7 +240,7 @@ class Index {
 
   // --- placement: what a policy says off the hot path, and may be wrong about
   // Blocks [first, first + classes.size()) of a group, as far as they are there, get these classes. Returns
-  // how many are there; of a chained group none is behind the first that is not.
+  // how many are there; of a chained group none is behind the first that is not, of a closed namespace none.
   std::uint64_t classify(const Chain& chain, std::uint32_t group, std::uint64_t first,
                          std::span<const std::uint16_t> classes);
   // Rows in the order in which they should go, each of the generation that it was ranked in. Appends to what

@@ -87,25 +87,30 @@ class CopyDown:
 
     def step(self) -> None:
         """Hands the log what it has room for."""
-        late = []
-        while self._writing < self._most:
+        late: list[_Offer] = []
+        try:
+            while self._writing < self._most and (offer := self._take()) is not None:
+                missing = [self._missing(offer, wanted) for wanted in offer.ranges]
+                if any(waiting for _, waiting in missing) and time.monotonic() < offer.until:
+                    late.append(offer)  # whole, so that parents go down before their children
+                    continue
+                self.counts["gone"] += sum(waiting for _, waiting in missing)
+                if ranges := [r for found, _ in missing for r in found]:
+                    self._write(offer, ranges)
+        finally:
             with self._lock:
-                if not (self._known or self._once):
-                    break
-                offer = (self._known or self._once).popleft()
-                self._queued -= offer.nbytes
-                self._in_hand = True
-            missing = [self._missing(offer, wanted) for wanted in offer.ranges]
-            if any(waiting for _, waiting in missing) and time.monotonic() < offer.until:
-                late.append(offer)  # whole, so that parents go down before their children
-                continue
-            self.counts["gone"] += sum(waiting for _, waiting in missing)
-            if ranges := [r for found, _ in missing for r in found]:
-                self._write(offer, ranges)
+                self._in_hand = False
+                self._known.extendleft(reversed(late))
+                self._queued += sum(offer.nbytes for offer in late)
+
+    def _take(self) -> _Offer | None:
         with self._lock:
-            self._in_hand = False
-            self._known.extendleft(reversed(late))
-            self._queued += sum(offer.nbytes for offer in late)
+            if not (self._known or self._once):
+                return None
+            offer = (self._known or self._once).popleft()
+            self._queued -= offer.nbytes
+            self._in_hand = True
+            return offer
 
     def _missing(self, offer: _Offer, wanted: Range) -> tuple[list[Range], int]:
         """What of it is in the pool and not on disk yet, and how many blocks are not in the pool."""
