@@ -150,6 +150,20 @@ def test_a_disk_that_cannot_be_read_is_a_miss_and_the_next_store_heals_it(make: 
     assert from_disk(third, third.sequence(TOKENS)) == written
 
 
+def test_a_device_that_keeps_nothing_serves_nothing_and_leaves_nothing_held(make: Any) -> None:
+    world = make(full(64 * KIB), device="noop")
+    sequence = world.sequence(TOKENS)
+    world.put(sequence, {0: range(8)})
+    settled(world)
+    forget(world)
+    ticket = world.store.load(world.store.match(sequence), 10)
+    assert ticket.wait(20)
+    assert ticket.status == _core.Status.NotFound
+    settled(world)
+    assert held(world) == 0
+    assert world.store.disk.log.counters()["not_loaded"]["corrupt"] > 0
+
+
 def test_an_invalidated_namespace_comes_back_neither_now_nor_after_a_restart(make: Any) -> None:
     first = make(full())
     first.put(first.sequence(TOKENS), {0: range(8)})

@@ -131,9 +131,10 @@ std::unique_ptr<Device> make_device(const std::string& path, const std::string& 
   depth = std::clamp(depth, 1u, 1024u);
   if (kind == "threads") return disk::make_threads_device(path, depth, "");
   if (kind == "io_uring") return disk::make_uring_device(path, depth);
+  if (kind == "noop") return make_noop_device();
   if (kind != "auto")
     throw std::invalid_argument("the disk device is '" + kind +
-                                "', expected 'auto', 'io_uring' or 'threads'");
+                                "', expected 'auto', 'io_uring', 'threads' or 'noop'");
   try {
     return disk::make_uring_device(path, depth);
   } catch (const std::runtime_error& refused) {

@@ -53,7 +53,7 @@ class Disk(BaseModel):
         ByteSize(256 << 20), ge=1 << 20, description="Of a new directory: bytes of a file"
     )
     device: Literal["auto", "io_uring", "threads"] = Field("auto", description="How it is read and written")
-    queue_depth: int = Field(8, ge=1, le=256, description="Reads and writes at a time")
+    queue_depth: int = Field(16, ge=1, le=256, description="Reads and writes at a time")
     admit_all: bool = Field(False, description="Also what was seen only once, when the disk is full")
     measure: bool = Field(True, description="Load only what comes sooner than it is computed")
 

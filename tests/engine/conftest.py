@@ -1,7 +1,10 @@
 """Real engines in this process, one after another: models, prompts, what an engine without Kvarter says."""
 
 import importlib
+import json
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -110,6 +113,29 @@ def start(model: Callable[[str], Path]) -> Iterator[Callable[..., Any]]:
     make.close = close
     yield make
     close()
+
+
+@pytest.fixture
+def earlier_engine(model: Callable[[str], Path]) -> Callable[..., Prompts]:
+    """``earlier_engine("llama", prompts, 8, kv=..., **settings)``: the tokens of an engine in another process, which
+    has ended by then."""
+    doubles = Path(__file__).parent / "doubles"
+
+    def run(name: str, prompts: Prompts, output_tokens: int, *, kv: Any, **settings: Any) -> Prompts:
+        task = {"model": str(model(name)), "kv": kv, "settings": settings, "path": [str(doubles)]}
+        result = subprocess.run(
+            [sys.executable, str(doubles / "one_engine.py")],
+            input=json.dumps({**task, "prompts": prompts, "output_tokens": output_tokens}),
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr[-3000:]
+        tokens: Prompts = json.loads(result.stdout.splitlines()[-1])
+        return tokens
+
+    return run
 
 
 @pytest.fixture(scope="session")

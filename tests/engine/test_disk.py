@@ -19,16 +19,20 @@ def on_disk(tmp_path: Path, **more: Any) -> dict[str, Any]:
     return {"path": str(tmp_path / "log"), "capacity": "64MiB", "segment": "4MiB", "measure": False, **more}
 
 
-def test_an_engine_with_empty_memory_serves_what_the_one_before_it_left(
-    start: Any, prompts: Any, baseline: Any, truth: Any, name: str, tmp_path: Path
+def test_an_engine_with_empty_memory_serves_what_the_process_before_it_left(
+    start: Any,
+    prompts: Any,
+    baseline: Any,
+    kvarter_config: Any,
+    earlier_engine: Any,
+    name: str,
+    tmp_path: Path,
 ) -> None:
     asked = prompts(3, 600, shared=300, seed=71)
     expected = expected_of(baseline, name, asked, 8)
-    config = truth.config(disk=on_disk(tmp_path))
+    config = kvarter_config(disk=on_disk(tmp_path))
+    assert earlier_engine(name, asked, 8, kv=config, **settings_of(name)) == expected
     llm = start(name, kv=config, **settings_of(name))
-    assert [reply.tokens for reply in engine.ask(llm, asked, 8)] == expected
-    engine.settle(llm)
-    llm = start(name, kv=config, **settings_of(name))  # closes the first one, which flushes
     assert the_store().stats()["resident_blocks"] == 0
     replies = engine.ask(llm, asked, 8)
     assert [reply.tokens for reply in replies] == expected

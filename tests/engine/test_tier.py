@@ -35,10 +35,9 @@ def fs(path: Path) -> dict[str, Any]:
 TIERS = {"fs": fs, "ours": ours}
 
 
-@contextmanager
-def engine_over(model: Path, tier: dict[str, Any], name: str = "llama", **settings: Any) -> Iterator[Any]:
-    """An engine with an empty CPU pool above the tier."""
-    kv = {
+def config_of(tier: dict[str, Any]) -> dict[str, Any]:
+    """vLLM's kv_transfer_config of a small CPU pool above the tier."""
+    return {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
@@ -49,7 +48,12 @@ def engine_over(model: Path, tier: dict[str, Any], name: str = "llama", **settin
             "secondary_tiers": [tier],
         },
     }
-    with engine.engine(model, kv=kv, **settings_of(name), **settings) as llm:
+
+
+@contextmanager
+def engine_over(model: Path, tier: dict[str, Any], name: str = "llama", **settings: Any) -> Iterator[Any]:
+    """An engine with an empty CPU pool above the tier."""
+    with engine.engine(model, kv=config_of(tier), **settings_of(name), **settings) as llm:
         yield llm
 
 
@@ -99,14 +103,13 @@ def holds_chunks(file: Path) -> bool:
 
 
 @pytest.mark.parametrize("name", ["llama", "gptoss"])
-def test_an_engine_with_an_empty_cpu_pool_serves_from_disk(
-    model: Any, prompts: Any, baseline: Any, name: str, tmp_path: Path
+def test_an_engine_with_an_empty_cpu_pool_serves_what_the_process_before_it_left(
+    model: Any, prompts: Any, baseline: Any, earlier_engine: Any, name: str, tmp_path: Path
 ) -> None:
     asked = prompts(3, 600, shared=300, seed=71)
     expected = baseline(name, asked, 8)
-    with engine_over(model(name), ours(tmp_path), name) as llm:
-        assert [reply.tokens for reply in engine.ask(llm, asked, 8)] == expected
-        engine.settle(llm)
+    kv = config_of(ours(tmp_path))
+    assert earlier_engine(name, asked, 8, kv=kv, **settings_of(name)) == expected
     with engine_over(model(name), ours(tmp_path), name) as llm:
         replies = engine.ask(llm, asked, 8)
         assert [reply.tokens for reply in replies] == expected

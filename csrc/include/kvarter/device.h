@@ -1,9 +1,9 @@
 #pragma once
 // The seam under the disk log: a directory of files, and batches of vectored reads, writes and syncs.
 //
-// Members: `io_uring` (raw system calls), `threads` (a pool of preadv, pwritev and fdatasync), `faulty` (a
-// disk in memory that fails, delays, shortens, and crashes on command). Both real ones open files with
-// O_DIRECT where the file system has it.
+// Members: `io_uring` (raw system calls), `threads` (a pool of preadv, pwritev and fdatasync), `noop` (keeps
+// nothing), `faulty` (a disk in memory that fails, delays, shortens, and crashes on command). Both real ones
+// open files with O_DIRECT where the file system has it.
 //
 // Threads: one, the log's, calls everything; wake() alone may come from any thread. submit never waits for
 // the device. When full: submit takes everything; the log keeps at most the depth it was opened with in
@@ -74,10 +74,14 @@ class Device {
   virtual void wake() = 0;
 };
 
-// kind: "io_uring", "threads", or "auto": the first where the kernel allows it. The directory is made (0700)
-// when it is not there. Throws std::system_error when the directory cannot be opened, std::runtime_error for
-// io_uring where the kernel refuses it, std::invalid_argument for another kind.
+// kind: "io_uring", "threads", "noop", or "auto": the first where the kernel allows it. The directory is made
+// (0700) when it is not there. Throws std::system_error when the directory cannot be opened,
+// std::runtime_error for io_uring where the kernel refuses it, std::invalid_argument for another kind.
 std::unique_ptr<Device> make_device(const std::string& path, const std::string& kind, unsigned depth);
+
+// Accepts everything at once and keeps nothing: what the log costs without a device. What is read from it
+// fails its check.
+std::unique_ptr<Device> make_noop_device();
 
 // The medium below `faulty`: it outlives the devices on it, as a disk outlives a process. Writes lie in a
 // cache until they are synced; so do creations, renames and removals.

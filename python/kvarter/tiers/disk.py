@@ -35,8 +35,9 @@ class DiskOptions:
     """Where the log lies, and what it may take.
 
     path: a directory of its own. capacity: bytes of everything in it, as du says. segment_bytes: of a new directory.
-    device: "auto" tries io_uring first. queue_bytes: of blocks that wait to be copied down; past that the least
-    valuable are dropped, counted. admit_all: also copy down what was seen once, when the log is full.
+    device: "auto" tries io_uring first; "noop" keeps nothing. queue_bytes: of blocks that wait to be copied down;
+    past that the least valuable are dropped, counted. admit_all: also copy down what was seen once, when the log is
+    full.
     """
 
     path: str
