@@ -168,7 +168,7 @@ std::uint32_t NodeServer::attached(std::uint32_t owner) const {
 
 void NodeServer::fence(std::uint32_t owner, std::uint64_t epoch) {
   const std::lock_guard lock(impl_->mutex_);
-  impl_->require_open();
+  if (impl_->stop_) return;
   impl_->roster_.fence(owner, epoch);
   impl_->due_.insert(owner);
   impl_->wake();

@@ -86,8 +86,8 @@ class NodeServer {
 
   // Asks every mapper of `owner`, also those without a connection, to end its copies of epoch <= `epoch`.
   // Returns at once; ends in on_fenced, which comes at once too where nobody maps. A mapper is asked one
-  // fence at a time, and then the highest still wanted. REQUIRES: epoch < 2^64 - 1. Throws NodeError if
-  // closed.
+  // fence at a time, and then the highest still wanted. Of a closed node nobody is asked: a listener's tick
+  // may fall into its closing. REQUIRES: epoch < 2^64 - 1.
   void fence(std::uint32_t owner, std::uint64_t epoch);
 
   // Process ids of the live mappers of `owner`, one per rank, in order of attaching.
