@@ -4,10 +4,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from engine_words import idle
+from kvarter.demo import engine
 
 
 def refused(start: Any, **settings: Any) -> str:
@@ -163,3 +167,21 @@ def test_workers_in_other_processes_attach_over_the_socket(
     assert answer["cached"] == [288] * 3
     assert 672 <= answer["external_hits"] <= 864  # two may find the shared 96 tokens in the engine by then
     assert answer["processes"] >= 2 + ranks
+
+
+def test_the_first_request_finds_the_weights_named(
+    start: Any, prompts: Any, kvarter_config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recurrent states are offered once: a fingerprint that takes a while is waited for, at start and nowhere else."""
+    from kvarter.connectors.vllm import identity
+
+    fingerprint = identity.weights_fingerprint
+
+    def slowly(path: Any) -> bytes:
+        time.sleep(1.0)
+        return fingerprint(path)
+
+    monkeypatch.setattr(identity, "weights_fingerprint", slowly)
+    llm = start("llama", kv=kvarter_config(), blocks=64, block_size=32)
+    engine.ask(llm, prompts(1, 300), 2)
+    assert idle(llm)["stored"] == 9

@@ -56,6 +56,10 @@ class Identity:
         self._spaces: dict[tuple[str, str] | None, Namespace] = {}
         self.epoch = b""
 
+    def settled(self) -> bool:
+        """Whether the weights have a name, or it is known that they will have none."""
+        return self._job is None or self._job.error is not None or self._job.result_or_none() is not None
+
     def error(self) -> str | None:
         """Why there will be no namespace, once that is known."""
         return str(self._job.error) if self._job is not None and self._job.error is not None else None

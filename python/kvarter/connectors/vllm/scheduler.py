@@ -90,9 +90,9 @@ class SchedulerSide:
 
     def _await_ranks(self) -> None:
         """At start, and only then: the workers are up and looking for the node. Recurrent states are offered in the
-        first step and never again, so the first request should find every rank attached."""
+        first step and never again, so the first request should find every rank attached, and the weights named."""
         until = time.monotonic() + _ATTACH_SECONDS
-        while not self._ready() and time.monotonic() < until:
+        while not (self._ready() and self._identity.settled()) and time.monotonic() < until:
             time.sleep(0.01)
         if not self._attached:
             logger.warning(
