@@ -50,13 +50,13 @@ struct DiskLog::Impl {
   std::deque<disk::Layout> layouts;
   std::map<std::vector<std::uint64_t>, std::uint32_t> layout_ids;
   std::uint64_t tick = 1;  // the time of last_use: one more with every call that uses blocks
-  std::uint32_t find(const disk::Key& key) const;
+  std::uint32_t find(const Key& key) const;
   void table_insert(std::uint32_t row);
   void table_erase(std::uint32_t row);
   std::uint32_t layout_of(std::vector<std::uint64_t> lengths);
   const disk::Layout& layout(const disk::Row& row) const { return layouts[row.layout]; }
   std::uint64_t bytes_of(const disk::Row& row) const { return layouts[row.layout].bytes; }
-  std::uint32_t make_row(const disk::Key& key, std::uint32_t parent);  // kNone: no memory for more
+  std::uint32_t make_row(const Key& key, std::uint32_t parent);  // kNone: no memory for more
   void free_row(std::uint32_t row);
   void link(std::uint32_t row, std::uint32_t parent);
   void unlink(std::uint32_t row);
@@ -76,7 +76,7 @@ struct DiskLog::Impl {
   std::map<Digest, std::uint32_t> numbers;
   std::uint32_t number_of(const Digest& digest);
   const GroupShape& shape(const Chain& chain, std::uint32_t group) const;
-  disk::Key key_at(const Chain& chain, std::uint32_t group, std::uint64_t block) const;
+  Key key_at(const Chain& chain, std::uint32_t group, std::uint64_t block) const;
   std::uint32_t resident(const Chain& chain, std::uint32_t group, std::uint64_t block) const;
   void check_range(const Chain& chain, const Range& range) const;
   // The index of the first span of each block; throws when there are not as many as the ranges need.
@@ -201,7 +201,7 @@ struct DiskLog::Impl {
   void recover();
   void start_manifest(const std::vector<std::string>& files);
   void restore(std::uint32_t number, std::vector<disk::Found>& blocks, bool sealed, std::uint64_t end,
-               std::vector<std::pair<std::uint32_t, disk::Key>>& parents);
+               std::vector<std::pair<std::uint32_t, Key>>& parents);
   void shrink();
 
   // account.cpp

@@ -26,20 +26,7 @@ const GroupShape& DiskLog::Impl::shape(const Chain& chain, std::uint32_t group) 
 }
 
 Key DiskLog::Impl::key_at(const Chain& chain, std::uint32_t group, std::uint64_t block) const {
-  // A block is named by the digest of the last unit that it touches; `sub` tells blocks of one unit apart.
-  const GroupShape& s = shape(chain, group);
-  const std::uint64_t unit = (block / s.subs + 1) * s.unit_stride - 1;
-  Key key{chain.ns, static_cast<std::uint16_t>(group), static_cast<std::uint16_t>(block % s.subs), {}};
-  if (unit >= chain.first_unit && unit - chain.first_unit < chain.digests.size())
-    key.digest = chain.digests[unit - chain.first_unit];
-  else if (chain.first_unit > 0 && unit == chain.first_unit - 1)
-    key.digest = chain.parent;
-  else
-    throw std::invalid_argument("block " + std::to_string(block) + " of group " + std::to_string(group) +
-                                " ends at unit " + std::to_string(unit) + ", and the chain has units " +
-                                std::to_string(chain.first_unit) + " to " +
-                                std::to_string(chain.first_unit + chain.digests.size()));
-  return key;
+  return kvarter::key_at(chain, shape(chain, group), group, block);
 }
 
 std::uint32_t DiskLog::Impl::resident(const Chain& chain, std::uint32_t group, std::uint64_t block) const {
@@ -93,23 +80,10 @@ std::uint32_t DiskLog::open_namespace(const Digest& digest, std::span<const Grou
 std::uint64_t DiskLog::leading(const Chain& chain, std::uint32_t group, std::uint64_t from,
                                std::uint64_t limit) const {
   const std::lock_guard lock(impl_->mutex);
-  const GroupShape& s = impl_->shape(chain, group);
-  const std::uint64_t named = (chain.first_unit + chain.digests.size()) / s.unit_stride * s.subs;
-  limit = std::min(limit, named);
+  limit = std::min(limit, blocks_of(chain, impl_->shape(chain, group)));
   const auto there = [&](std::uint64_t block) { return impl_->resident(chain, group, block) != kNone; };
   if (limit <= from || !there(from)) return from;
-  if (there(limit - 1)) return limit;
-  std::uint64_t low = from, high = limit - 1, step = 1;  // low is there, high is not (R7)
-  while (low + step < high && there(low + step)) {
-    low += step;
-    step *= 2;
-  }
-  high = std::min(high, low + step);
-  while (high - low > 1) {
-    const std::uint64_t middle = low + (high - low) / 2;
-    (there(middle) ? low : high) = middle;
-  }
-  return low + 1;
+  return there(limit - 1) ? limit : gallop(from, limit - 1, there);
 }
 
 std::uint64_t DiskLog::last_run(const Chain& chain, std::uint32_t group, std::uint64_t end, std::uint64_t run,
@@ -117,18 +91,8 @@ std::uint64_t DiskLog::last_run(const Chain& chain, std::uint32_t group, std::ui
   if (step == 0) throw std::invalid_argument("step is 0");
   const std::lock_guard lock(impl_->mutex);
   const GroupShape& s = impl_->shape(chain, group);
-  end = std::min(end, (chain.first_unit + chain.digests.size()) / s.unit_stride * s.subs) / step * step;
-  const std::uint64_t before = chain.first_unit / s.unit_stride * s.subs;
-  const std::uint64_t begin = before > 0 && chain.first_unit % s.unit_stride == 0 ? before - 1 : before;
-  while (end > 0) {
-    const std::uint64_t first = end - std::min(run, end);
-    std::uint64_t block = end;
-    while (block > first && block > begin && impl_->resident(chain, group, block - 1) != kNone) --block;
-    if (block == first) return end;
-    if (block <= begin) return 0;
-    end = (block - 1) / step * step;  // block - 1 is missing: no run may contain it
-  }
-  return 0;
+  const auto there = [&](std::uint64_t block) { return impl_->resident(chain, group, block) != kNone; };
+  return last_run_of(first_block(chain, s), std::min(end, blocks_of(chain, s)), run, step, there);
 }
 
 bool DiskLog::contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const {

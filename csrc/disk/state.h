@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "disk/manifest.h"
+#include "index/along.h"
 #include "kvarter/disk.h"
 
 namespace kvarter::disk {
@@ -17,12 +18,6 @@ inline constexpr std::size_t kGroupVectors = 512;       // below IOV_MAX
 inline constexpr std::uint64_t kReadBytes = 1u << 20;   // neighbours are read together up to this
 inline constexpr std::uint64_t kFixedBytes = kManifestBytes + 2 * kPage;  // the manifest, lock and directory
 inline constexpr std::uint64_t kRetry = 5'000'000'000;  // ns: how often the file system is asked again
-
-struct Key {
-  std::uint32_t ns = 0;
-  std::uint16_t group = 0, sub = 0;
-  Digest digest{};
-};
 
 struct Space {  // a namespace
   Digest digest{};

@@ -15,27 +15,6 @@ const Namespace& Index::Impl::space(std::uint32_t ns, std::uint32_t group) const
   return namespaces[ns];
 }
 
-std::uint64_t Index::Impl::blocks_of(const Chain& chain, const GroupShape& shape) {
-  return (chain.first_unit + chain.digests.size()) / shape.unit_stride * shape.subs;
-}
-
-Key Index::Impl::key_at(const Chain& chain, const GroupShape& shape, std::uint32_t group,
-                        std::uint64_t block) const {
-  // A block is named by the digest of the last unit that it touches; `sub` tells blocks of one unit apart.
-  const std::uint64_t unit = (block / shape.subs + 1) * shape.unit_stride - 1;
-  Key key{chain.ns, static_cast<std::uint16_t>(group), static_cast<std::uint16_t>(block % shape.subs), {}};
-  if (unit >= chain.first_unit && unit - chain.first_unit < chain.digests.size())
-    key.digest = chain.digests[unit - chain.first_unit];
-  else if (chain.first_unit > 0 && unit == chain.first_unit - 1)
-    key.digest = chain.parent;
-  else
-    throw std::invalid_argument("block " + std::to_string(block) + " of group " + std::to_string(group) +
-                                " ends at unit " + std::to_string(unit) + ", and the chain has units " +
-                                std::to_string(chain.first_unit) + " to " +
-                                std::to_string(chain.first_unit + chain.digests.size()));
-  return key;
-}
-
 std::uint32_t Index::Impl::row_of(Handle handle) const {
   const auto row = static_cast<std::uint32_t>(handle);
   if (handle == 0 || row >= options.max_slots || c.generation[row] != handle >> 32 ||

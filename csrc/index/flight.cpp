@@ -19,8 +19,8 @@ std::vector<Reserved> Index::reserve(const Chain& chain, const Range& range, Sha
                                 std::to_string(range.group) + ", which has " + std::to_string(all));
   if (range.count > 0) {  // misuse throws here, before anything is reserved
     const std::uint64_t first = range.first - (shape.chained && range.first > 0);
-    x.key_at(chain, shape, range.group, first);
-    x.key_at(chain, shape, range.group, range.first + range.count - 1);
+    key_at(chain, shape, range.group, first);
+    key_at(chain, shape, range.group, range.first + range.count - 1);
   }
   std::vector<Reserved> results(range.count);
   for (std::uint64_t i = 0; i < range.count; ++i) {
@@ -35,7 +35,7 @@ std::vector<Reserved> Index::reserve(const Chain& chain, const Range& range, Sha
       refuse(Status::kClosed, Reason::kNamespaceClosed);
       continue;
     }
-    const Key key = x.key_at(chain, shape, range.group, block);
+    const Key key = key_at(chain, shape, range.group, block);
     std::uint32_t row = x.find(key);
     if (row != kNoRow && x.state(row) == RowState::kResident) {
       x.c.last_use[row] = x.clock.now();  // the engine has it in use: its copy here is not old
@@ -52,7 +52,7 @@ std::vector<Reserved> Index::reserve(const Chain& chain, const Range& range, Sha
     } else {
       std::uint32_t parent = kNoRow;
       if (shape.chained && block > 0) {
-        parent = x.find(x.key_at(chain, shape, range.group, block - 1));
+        parent = x.find(key_at(chain, shape, range.group, block - 1));
         if (parent == kNoRow) {
           refuse(Status::kRejected, Reason::kNoParent);
           continue;

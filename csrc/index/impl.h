@@ -1,5 +1,6 @@
 #pragma once
 // What the parts of the index share. One file for each part:
+//   along.h     names of a chain's blocks, shared with the disk log
 //   table.cpp   key -> row            probe.cpp   leading, last_run, contains: without the mutex
 //   entry.cpp   rows, slots, links    lease.cpp   read leases, holds, pins
 //   evict.cpp   victims, room; share.cpp: floors, quotas, offers         relocate.cpp  room by moving
@@ -15,18 +16,12 @@
 #include <optional>
 #include <unordered_map>
 
+#include "index/along.h"
 #include "index/columns.h"
 #include "kvarter/index.h"
 #include "sync_points.h"
 
 namespace kvarter {
-
-struct Key {
-  std::uint32_t ns = 0;
-  std::uint16_t group = 0;
-  std::uint16_t sub = 0;
-  Digest digest{};
-};
 
 struct Namespace {
   Digest digest{};
@@ -145,8 +140,6 @@ struct Index::Impl {
 
   // entry.cpp
   const Namespace& space(std::uint32_t ns, std::uint32_t group) const;
-  Key key_at(const Chain& chain, const GroupShape& shape, std::uint32_t group, std::uint64_t block) const;
-  static std::uint64_t blocks_of(const Chain& chain, const GroupShape& shape);  // last complete block + 1
   Handle handle_of(std::uint32_t row) const { return std::uint64_t{c.generation[row]} << 32 | row; }
   std::uint32_t row_of(Handle handle) const;  // kNoRow when it names nothing any more
   RowState state(std::uint32_t row) const { return static_cast<RowState>(c.state[row]); }

@@ -66,11 +66,11 @@ std::uint64_t Index::classify(const Chain& chain, std::uint32_t group, std::uint
   if (chain.ns >= x.namespaces.size() || !x.namespaces[chain.ns].open || classes.empty()) return 0;
   const Namespace& ns = x.space(chain.ns, group);
   const GroupShape& shape = ns.groups[group];
-  x.key_at(chain, shape, group, first);  // throws before anything has changed
-  x.key_at(chain, shape, group, first + classes.size() - 1);
+  key_at(chain, shape, group, first);  // throws before anything has changed
+  key_at(chain, shape, group, first + classes.size() - 1);
   std::uint64_t found = 0;
   for (std::size_t i = 0; i < classes.size(); ++i) {
-    const std::uint32_t row = x.find(x.key_at(chain, shape, group, first + i));
+    const std::uint32_t row = x.find(key_at(chain, shape, group, first + i));
     if (row == kNoRow) {
       if (shape.chained) break;
       continue;
