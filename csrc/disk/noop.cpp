@@ -1,12 +1,10 @@
 // A device that keeps nothing: what the log costs without one. Everything is accepted at once, and what is
 // read is zeroes, which no record verifies against.
 #include <cerrno>
-#include <condition_variable>
 #include <cstring>
 #include <map>
-#include <mutex>
 
-#include "kvarter/device.h"
+#include "disk/finished.h"
 
 namespace kvarter {
 namespace {
@@ -50,31 +48,16 @@ class Noop final : public Device {
         bytes += static_cast<std::int64_t>(io.vectors[i].iov_len);
         if (io.op == IoOp::kRead) std::memset(io.vectors[i].iov_base, 0, io.vectors[i].iov_len);
       }
-      done_.push_back({io.tag, bytes});
+      finished_.push({io.tag, bytes});
     }
   }
-  void reap(std::vector<IoDone>& done, std::chrono::nanoseconds wait) override {
-    std::unique_lock lock(mutex_);
-    if (wait.count() > 0 && done_.empty()) some_.wait_for(lock, wait, [&] { return woken_; });
-    woken_ = false;
-    done.insert(done.end(), done_.begin(), done_.end());
-    done_.clear();
-  }
-  void wake() override {
-    {
-      const std::lock_guard lock(mutex_);
-      woken_ = true;
-    }
-    some_.notify_one();
-  }
+  void reap(std::vector<IoDone>& done, std::chrono::nanoseconds wait) override { finished_.take(done, wait); }
+  void wake() override { finished_.wake(); }
 
  private:
   std::map<std::string, int> files_;
   std::vector<std::uint64_t> sizes_;  // by file
-  std::vector<IoDone> done_;
-  std::mutex mutex_;
-  std::condition_variable some_;
-  bool woken_ = false;
+  disk::Finished finished_;
 };
 
 }  // namespace

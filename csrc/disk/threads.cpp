@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "disk/directory.h"
+#include "disk/finished.h"
 
 namespace kvarter::disk {
 namespace {
@@ -36,21 +37,8 @@ class Threads final : public Directory {
     batch.size() == 1 ? todo_.notify_one() : todo_.notify_all();
   }
 
-  void reap(std::vector<IoDone>& done, std::chrono::nanoseconds wait) override {
-    std::unique_lock lock(mutex_);
-    if (wait.count() > 0) some_.wait_for(lock, wait, [&] { return !done_.empty() || woken_; });
-    woken_ = false;
-    done.insert(done.end(), done_.begin(), done_.end());
-    done_.clear();
-  }
-
-  void wake() override {
-    {
-      const std::lock_guard lock(mutex_);
-      woken_ = true;
-    }
-    some_.notify_one();
-  }
+  void reap(std::vector<IoDone>& done, std::chrono::nanoseconds wait) override { finished_.take(done, wait); }
+  void wake() override { finished_.wake(); }
 
  private:
   static std::int64_t run(const Io& io) {
@@ -74,18 +62,16 @@ class Threads final : public Directory {
       const Io io = queue_.front();
       queue_.pop_front();
       lock.unlock();
-      const std::int64_t result = run(io);
+      finished_.push({io.tag, run(io)});
       lock.lock();
-      done_.push_back({io.tag, result});
-      some_.notify_one();
     }
   }
 
   std::mutex mutex_;
-  std::condition_variable todo_, some_;
+  std::condition_variable todo_;
   std::deque<Io> queue_;
-  std::vector<IoDone> done_;
-  bool stop_ = false, woken_ = false;
+  Finished finished_;
+  bool stop_ = false;
   std::vector<std::thread> workers_;
 };
 
