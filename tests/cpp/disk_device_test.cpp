@@ -1,22 +1,12 @@
 // The real devices, with the log's own thread and several callers.
-#include <cstdlib>
-#include <filesystem>
 #include <thread>
 
 #include "disk_words.h"
+#include "temp_directory.h"
 
 using namespace kvarter;
 
 namespace {
-
-struct Directory {
-  std::string path;
-  Directory() {
-    char name[] = "/tmp/kvarter-disk-XXXXXX";
-    path = mkdtemp(name);
-  }
-  ~Directory() { std::filesystem::remove_all(path); }
-};
 
 // Tickets of several callers, whoever polls.
 struct Callers {
@@ -43,7 +33,7 @@ struct Callers {
 
 TEST_CASE("callers on several threads write, read, touch and invalidate; every byte is right") {
   for (const char* kind : {"io_uring", "threads"}) {
-    const Directory directory;
+    const TempDirectory directory;
     const DiskWorld words({{1, 1, true, {8192, 100}}});  // for its patterns alone
     const SteadyClock clock;
     DiskLog::Options options;
@@ -52,7 +42,7 @@ TEST_CASE("callers on several threads write, read, touch and invalidate; every b
     options.sync_ns = 1'000'000;
     std::unique_ptr<Device> device;
     try {
-      device = make_device(directory.path + "/disk", kind, 4);
+      device = make_device(directory.path() + "/disk", kind, 4);
     } catch (const std::runtime_error& refused) {
       MESSAGE(refused.what());  // this kernel has no io_uring
       continue;
@@ -92,7 +82,7 @@ TEST_CASE("callers on several threads write, read, touch and invalidate; every b
 }
 
 TEST_CASE("closing in the middle of writes and reads leaves slots alone afterwards") {
-  const Directory directory;
+  const TempDirectory directory;
   const DiskWorld words;
   const SteadyClock clock;
   DiskLog::Options options;
@@ -102,7 +92,7 @@ TEST_CASE("closing in the middle of writes and reads leaves slots alone afterwar
     const auto digests = text(round, 40);
     const Range range{0, 0, 40};
     const Slots made = words.filled(digests, range), into = words.slots(range);
-    DiskLog log(options, make_device(directory.path, "auto", 4), clock);
+    DiskLog log(options, make_device(directory.path(), "auto", 4), clock);
     const Chain chain{log.open_namespace(space(1), words.groups), 0, {}, digests};
     log.write(chain, {{range}}, made.spans);
     log.read(chain, {{range}}, into.spans, kForever);
@@ -110,7 +100,7 @@ TEST_CASE("closing in the middle of writes and reads leaves slots alone afterwar
 }
 
 TEST_CASE("a directory has one owner, and both devices read what the other wrote") {
-  const Directory directory;
+  const TempDirectory directory;
   const SteadyClock clock;
   const DiskWorld words;
   DiskLog::Options options;
@@ -121,17 +111,17 @@ TEST_CASE("a directory has one owner, and both devices read what the other wrote
   const Slots made = words.filled(digests, range);
   Callers callers;
   for (const char* kind : {"threads", "auto", "threads"}) {
-    DiskLog log(options, make_device(directory.path, kind, 4), clock);
+    DiskLog log(options, make_device(directory.path(), kind, 4), clock);
     const Chain chain{log.open_namespace(space(1), words.groups), 0, {}, digests};
     callers.done.clear();
     const DiskDone written = callers.finish(log, log.write(chain, {{range}}, made.spans));
     CHECK(written.statuses[0] != Status::kRejected);
     CHECK(callers.finish(log, log.flush()).statuses[0] == Status::kOk);
     CHECK(log.leading(chain, 0, 0, 8) == 8);
-    CHECK_THROWS_WITH(DiskLog(options, make_device(directory.path, kind, 4), clock),
+    CHECK_THROWS_WITH(DiskLog(options, make_device(directory.path(), kind, 4), clock),
                       doctest::Contains(std::to_string(getpid()).c_str()));
   }
-  CHECK(disk_verify(directory.path).verified == 8);
-  CHECK(disk_inspect(directory.path).blocks == 8);
-  CHECK(disk_clear(directory.path, true) > options.segment_bytes);
+  CHECK(disk_verify(directory.path()).verified == 8);
+  CHECK(disk_inspect(directory.path()).blocks == 8);
+  CHECK(disk_clear(directory.path(), true) > options.segment_bytes);
 }

@@ -10,7 +10,6 @@
 #include <array>
 #include <atomic>
 #include <condition_variable>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <mutex>
@@ -18,6 +17,7 @@
 #include <thread>
 
 #include "node/roster.h"
+#include "temp_directory.h"
 
 using namespace kvarter;
 using namespace kvarter::node;
@@ -64,27 +64,24 @@ struct Counter final : FenceHandler {
 
 struct Pool {
   explicit Pool(std::shared_ptr<Ear> listener = std::make_shared<Ear>()) : ear(std::move(listener)) {
-    char name[] = "/tmp/kvarter-test-XXXXXX";
-    directory = ::mkdtemp(name);
     payload = ::memfd_create("payload", MFD_CLOEXEC);
     records = ::memfd_create("records", MFD_CLOEXEC);
     REQUIRE(::ftruncate(payload, 1 << 20) == 0);
     REQUIRE(::ftruncate(records, 4096) == 0);
     const std::array<Exported, 2> exported{
         {{payload, 1 << 20, ArenaKind::kPayload, 2}, {records, 4096, ArenaKind::kRecords, 0}}};
-    server = std::make_unique<NodeServer>(directory + "/socket", exported, kLayout, ear, 1);
+    server = std::make_unique<NodeServer>(directory.path() + "/socket", exported, kLayout, ear, 1);
   }
   ~Pool() {
     server.reset();
     ::close(payload);
     ::close(records);
-    std::filesystem::remove_all(directory);
   }
   std::unique_ptr<NodeClient> attach(std::uint32_t rank, std::shared_ptr<FenceHandler> handler = nullptr) {
     return std::make_unique<NodeClient>(server->path(), "e", rank, kLayout, std::move(handler), 60s);
   }
 
-  std::string directory;
+  TempDirectory directory;
   int payload, records;
   std::shared_ptr<Ear> ear;
   std::unique_ptr<NodeServer> server;
