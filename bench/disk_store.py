@@ -16,7 +16,7 @@ from kvarter.keys import Namespace
 from kvarter.policy import AlwaysLoad
 from kvarter.sequence import Sequence
 from kvarter.store import Store
-from kvarter.tiers.disk import DiskOptions
+from kvarter.tiers.log import DiskOptions
 from memory import mapped
 from report import Run
 

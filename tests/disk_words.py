@@ -12,7 +12,7 @@ import numpy as np
 
 from kvarter import _core
 from kvarter.geometry import CacheGroup
-from kvarter.tiers.disk import DiskOptions
+from kvarter.tiers.log import DiskOptions
 from words import KIB, MIB, World
 
 SEGMENT = 1 * MIB

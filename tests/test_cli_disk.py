@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kvarter.cli.main import app
-from kvarter.tiers.disk import DiskOptions
+from kvarter.tiers.log import DiskOptions
 from words import KIB, MIB, World, full
 
 run = CliRunner().invoke

@@ -15,7 +15,7 @@ from kvarter import _core
 from kvarter.geometry import CacheGroup, Full, State, Window
 from kvarter.policy import AlwaysLoad
 from kvarter.sequence import Sequence
-from kvarter.tiers.disk import DiskOptions
+from kvarter.tiers.log import DiskOptions
 from words import KIB, MIB, World
 
 STEPS = int(os.environ.get("KVARTER_WALK_STEPS", "1500")) // 4

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, PrivateAttr, field_
 from . import _core
 from .errors import ConfigError
 from .policy import DEFAULT, POLICIES, named
-from .tiers.disk import DiskOptions
+from .tiers.log import DiskOptions
 
 MIN_DRAM = 2 << 20
 MAX_BLOCKS = (1 << 32) - 2  # as csrc/include/kvarter/index.h has it

@@ -34,7 +34,9 @@ class Matcher:
         limit = min(limit, sequence.units * geometry.unit_tokens)
         found = Found(space, sequence, self._index)
         in_memory = geometry.boundary(found, limit)
-        if self._disk is not None and space.below is not None:
+        # Where memory serves all there is to serve, the disk is not asked.
+        more = in_memory + geometry.alignment <= limit
+        if self._disk is not None and space.below is not None and more:
             both = Found(space, sequence, self._index, self._disk.log)
             boundary = geometry.boundary(both, limit)
             if boundary > max(in_memory, have):

@@ -18,7 +18,8 @@ from .matching import Matcher, in_memory
 from .policy import DEFAULT, AlwaysLoad, LoadPolicy, Measured, named
 from .policy.placement import Placement
 from .sequence import Sequence
-from .tiers.disk import Disk, DiskOptions
+from .tiers.disk import Disk
+from .tiers.log import DiskOptions
 from .transfers import Match, Reservation, Ticket
 from .wishes import Wishes
 
@@ -301,10 +302,8 @@ class Store:
     def _tick(self) -> None:
         self._placement.tick()
         if not self._ticks_elsewhere:
-            for (
-                owner,
-                epoch,
-            ) in self.index.tick():  # nobody else maps this pool: its writers are this process's
+            # Nobody else maps this pool: its writers are this process's.
+            for owner, epoch in self.index.tick():
                 self.index.fenced(owner, epoch)
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvarter.errors import ConfigError
-from kvarter.tiers.disk import DiskOptions
+from kvarter.tiers.log import DiskOptions
 
 CHUNK = 64 << 10
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from kvarter.tiers.disk import DiskOptions
+from kvarter.tiers.log import DiskOptions
 from words import World, full, namespace
 
 

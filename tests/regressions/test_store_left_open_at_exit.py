@@ -6,7 +6,7 @@ from pathlib import Path
 
 PROGRAM = """
 import sys
-from kvarter.tiers.disk import DiskOptions
+from kvarter.tiers.log import DiskOptions
 from words import World, full
 
 world = World(full(), disk=DiskOptions(sys.argv[1], 8 << 20, 1 << 20))

@@ -62,9 +62,8 @@ class Hazard(Policy):
         uses[:known] = np.maximum(uses[:known], 1)
         classes = (request * _USES + np.minimum(uses, _USES - 1)).astype(np.uint16)
         flag = np.full(len(keys), turn)
-        flag[-2:] |= (
-            _END  # the last one may be cut off inside a block, and be another when the session goes on
-        )
+        # The last one may be cut off inside a block, and be another when the session goes on.
+        flag[-2:] |= _END
         self._history.put(keys, seen, now, classes, flag)
         self._requests += 1
         if self._requests % _LEARN_EVERY == 0:

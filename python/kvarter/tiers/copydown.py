@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from .. import _core
 from ..finding import Space, runs
 from ..matching import Range
+from .log import is_full
 
 _FOREVER = 1 << 62
-_FULL = 0.65  # of the room: the log keeps live blocks below 0.85 of it
 _PATIENCE = 5.0  # seconds for blocks that wait for their ancestors to be stored
 _IN_FLIGHT = (
     64 << 20
-)  # bytes handed to the log at a time: what is queued here can still be dropped, and is not leased
+)  # bytes handed to the log at a time: what is queued here can be dropped, and is not leased
 
 
 @dataclass
@@ -51,14 +51,9 @@ class CopyDown:
         self.counts: Counter[str] = Counter()
 
     @property
-    def waiting(self) -> bool:
-        """Whether there is something to hand to the log."""
-        return bool(self._known or self._once or self._in_hand)
-
-    @property
     def busy(self) -> bool:
         """Whether anything is queued, or with the log."""
-        return bool(self.waiting or self._writes)
+        return bool(self._known or self._once or self._in_hand or self._writes)
 
     def offer(
         self, space: Space, above: _core.Chain, below: _core.Chain, ranges: list[Range], known: bool
@@ -67,7 +62,7 @@ class CopyDown:
         groups = space.geometry.groups
         nbytes = sum(count * sum(groups[group].shard_bytes) for group, _, count in ranges)
         with self._lock:
-            if not known and not self._admit_all and self._full():
+            if not known and not self._admit_all and is_full(self._log):
                 self.counts["not_admitted"] += sum(count for *_, count in ranges)
                 return
             until = time.monotonic() + _PATIENCE
@@ -77,13 +72,6 @@ class CopyDown:
                 last = (self._once or self._known).pop()
                 self._queued -= last.nbytes
                 self.counts["queue_full"] += sum(count for *_, count in last.ranges)
-
-    def _full(self) -> bool:
-        """Whether something has to go soon for what comes."""
-        ledger = self._log.ledger()
-        return bool(
-            ledger["resident"] + ledger["reserved"] > _FULL * (ledger["capacity"] - ledger["overhead"])
-        )
 
     def step(self) -> None:
         """Hands the log what it has room for."""

@@ -12,11 +12,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from .. import _core
-from ..errors import ConfigError
 from ..finding import Space, runs
 from ..geometry import Geometry
 from ..matching import Range
@@ -24,29 +22,11 @@ from ..policy import LoadPolicy
 from ..sequence import Sequence
 from ..transfers import Blocks, Match
 from .copydown import CopyDown
+from .log import DiskOptions
 from .promotion import Lease, Promotions
 
 logger = logging.getLogger("kvarter.disk")
 _WAIT_SECONDS = 0.02  # for the log, before the queue is looked at again
-
-
-@dataclass(frozen=True)
-class DiskOptions:
-    """Where the log lies, and what it may take.
-
-    path: a directory of its own. capacity: bytes of everything in it, as du says. segment_bytes: of a new directory.
-    device: "auto" tries io_uring first; "noop" keeps nothing. queue_bytes: of blocks that wait to be copied down;
-    past that the least valuable are dropped, counted. admit_all: also copy down what was seen once, when the log is
-    full.
-    """
-
-    path: str
-    capacity: int
-    segment_bytes: int = 256 << 20
-    device: str = "auto"
-    queue_depth: int = 8
-    queue_bytes: int = 256 << 20
-    admit_all: bool = False
 
 
 class Disk:
@@ -61,18 +41,7 @@ class Disk:
         policy: LoadPolicy,
     ) -> None:
         """Recovers what is there. Raises `ConfigError` for a directory that cannot be used, saying why."""
-        try:
-            self.log = _core.DiskLog(
-                options.path,
-                pool,
-                clock,
-                options.capacity,
-                segment_bytes=options.segment_bytes,
-                device=options.device,
-                queue_depth=options.queue_depth,
-            )
-        except (ValueError, RuntimeError) as error:
-            raise ConfigError(f"no disk tier in {options.path}: {error}") from None
+        self.log = options.open(pool, clock)
         self._down = CopyDown(self.log, pool, index, options.queue_bytes, options.admit_all)
         self._up = Promotions(self.log, index, clock, policy)
         self._wake = threading.Condition()

@@ -28,7 +28,6 @@ class Promotion:
 
     space: Space
     handles: dict[int, npt.NDArray[np.uint64]] = field(default_factory=dict)  # of what is read, by group
-    refused: bool = False  # the pool had no room
     others: bool = False  # somebody else brings or writes some of them
     failed: bool = False
     nbytes: int = 0
@@ -90,10 +89,9 @@ class Promotions:
         for group, wanted in enumerate(blocks):
             handles = []
             for run in runs(wanted):
-                status, reasons, made, where = self._index.reserve(
+                _, reasons, made, where = self._index.reserve(
                     above, (group, run.start, len(run)), (0, 0), 0, _FOREVER
                 )
-                promotion.refused |= bool((status == _core.Status.Rejected).any())
                 promotion.others |= bool((reasons == _IN_FLIGHT_ALREADY).any())
                 granted = np.flatnonzero(made)
                 ranges += [(group, run.start + r.start, len(r)) for r in runs(granted.tolist())]

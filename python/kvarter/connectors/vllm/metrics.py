@@ -12,6 +12,7 @@ from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from ...tiers.disk import Disk
+from ...tiers.log import account
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -121,12 +122,8 @@ class Meter:
 
 def disk_stats(disk: Disk) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
     """Running totals and gauges of a log, by family."""
-    counts: dict[str, Any] = disk.stats()
-    blocks: dict[str, float] = {name: counts[name] for name in ("offered", "stored", "recovered", "loaded")}
-    blocks |= {name: count for name, count in counts.items() if name.startswith("down_")}
-    blocks |= counts["reasons"] | {f"load_{name}": count for name, count in counts["not_loaded"].items()}
-    moved: dict[str, float] = {
-        name: counts[f"{name}_bytes"] for name in ("stored", "loaded", "reinserted", "device")
-    }
+    counts = disk.stats()
+    blocks, moved = account(counts)
+    blocks |= {name: count for name, count in counts.items() if name == "offered" or name.startswith("down_")}
     ledger = {name: float(value) for name, value in disk.log.ledger().items()}
     return {"disk_blocks": blocks, "disk_bytes_moved": moved}, {"disk_bytes": ledger}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from ... import _core
+from ...tiers.log import is_full
 
-_FULL = 0.65  # of the room: the log keeps live chunks below 0.85 of it
 _REMEMBERED = 1 << 16  # chunks that were refused once
 
 
@@ -20,14 +20,9 @@ class Admission:
 
     def admitted(self, keys: list[bytes]) -> list[int]:
         """Which of the keys, by their numbers."""
-        if self._all or not self._full():
+        if self._all or not is_full(self._log):
             return list(range(len(keys)))
         return [at for at, key in enumerate(keys) if self._seen(key)]
-
-    def _full(self) -> bool:
-        """Whether something has to go soon for what comes."""
-        ledger = self._log.ledger()
-        return ledger["resident"] + ledger["reserved"] > _FULL * (ledger["capacity"] - ledger["overhead"])
 
     def _seen(self, key: bytes) -> bool:
         seen = key in self._refused

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.kv_offload.base import (
     OffloadingCounterMetadata,
@@ -11,6 +9,7 @@ from vllm.v1.kv_offload.base import (
     OffloadingMetricMetadata,
 )
 
+from ...tiers.log import account
 from .transfers import Transfers
 
 BYTES = "vllm:kvarter_tier_bytes"
@@ -56,13 +55,9 @@ class Meter:
         return stats
 
     def _totals(self) -> dict[tuple[str, str], float]:
-        log: dict[str, Any] = self._transfers.log.counters()
-        chunks: dict[str, float] = {name: log[name] for name in ("stored", "recovered", "loaded")}
-        chunks |= log["reasons"]
-        chunks |= {f"load_{name}": count for name, count in log["not_loaded"].items()}
+        chunks, moved = account(self._transfers.log.counters())
         for name, count in self._transfers.counts.items():
             chunks[name] = chunks.get(name, 0) + count
-        moved = {name: log[f"{name}_bytes"] for name in ("stored", "loaded", "reinserted", "device")}
         return {
             **{(CHUNKS, name): value for name, value in chunks.items()},
             **{(MOVED, name): value for name, value in moved.items()},

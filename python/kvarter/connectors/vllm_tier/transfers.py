@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from ... import _core
 from ...errors import ConfigError
-from ...tiers.disk import DiskOptions
+from ...tiers.log import DiskOptions
 from .admission import Admission
 from .names import chain_of, group_of, key_of, ranges_of
 
@@ -73,20 +73,15 @@ class Transfers:
             )
         self._arena = _core.ForeignArena(pool)
         try:
-            self.log = _core.DiskLog(
-                options.path,
+            self.log = options.open(
                 self._arena,
                 self._clock,
-                options.capacity,
-                segment_bytes=options.segment_bytes,
-                device=options.device,
-                queue_depth=options.queue_depth,
                 block_bytes=self.chunk_bytes,
                 max_dropped=_DROPPED if events else 0,
             )
-        except (ValueError, RuntimeError) as error:
+        except ConfigError:
             self._arena.close()
-            raise ConfigError(f"no disk tier in {options.path}: {error}") from None
+            raise
         self._work = threading.Condition()
         self._stores: deque[_Piece] = deque()
         self._in_hand = False  # whether the thread is looking at what it took from the queue
