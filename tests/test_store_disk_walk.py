@@ -6,7 +6,6 @@ import os
 import random
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,8 +20,8 @@ from words import KIB, MIB, World
 STEPS = int(os.environ.get("KVARTER_WALK_STEPS", "1500")) // 4
 GROUPS = (
     CacheGroup("full", Full(), 4, (9000, 5000)),
-    CacheGroup("window", Window(9), 8, (20 * KIB,)),
-    CacheGroup("state", State(), 16, (40 * KIB,)),
+    CacheGroup("window", Window(9), 8, (20 * KIB,), copies=2),
+    CacheGroup("state", State(), 16, (40 * KIB,), copies=2),
 )
 
 
@@ -69,27 +68,14 @@ class Walk:
             reservation.abort()
             return
         for rank in range(2):
-            handles = [
-                row[min(rank, len(row) - 1)]
+            slots = [
+                row[GROUPS[group].shard_of(rank)]
                 for group in reservation.groups()
-                if GROUPS[group].shard_of(rank) < len(GROUPS[group].shard_bytes)
+                if GROUPS[group].written_by(rank)
                 for row in reservation.slots(group)
             ]
-            sums = np.array([_core.xxh3_64(self.world.slot(slot)) for slot in handles], np.uint64)
-            self.commit(reservation, rank, sums)
-
-    def commit(self, reservation: Any, rank: int, sums: np.ndarray[Any, np.dtype[np.uint64]]) -> None:
-        """Groups of a single shard have it from the first rank alone."""
-        at = 0
-        for group, part in reservation._parts.items():
-            handles = part[3][part[3] != 0]
-            if rank < len(GROUPS[group].shard_bytes):
-                here = sums[at : at + len(handles)]
-                self.world.store.index.complete(handles, rank, np.ones(len(handles), np.uint8), here)
-                reservation._reported[group].add(rank)
-                at += len(handles)
-        if rank == 1 and reservation._on_stored is not None:
-            reservation._on_stored({group: reservation.blocks(group) for group in reservation.groups()})
+            sums = np.array([_core.xxh3_64(self.world.slot(slot)) for slot in slots], np.uint64)
+            reservation.commit(rank, np.ones(len(slots), np.uint8), sums)
 
     def get(self) -> None:
         sequence = self.text()

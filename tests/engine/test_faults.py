@@ -1,6 +1,7 @@
 """What goes wrong beneath a running engine, for every kind of model: each case ends in the same tokens."""
 
 import json
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -44,8 +45,6 @@ def test_a_slot_that_was_scribbled_over_is_never_served_and_heals(
     for scribble in (False, True, False, False):
         if scribble:  # one byte in each page of the pool: every block is hit
             ((descriptor, size),) = the_store().pool.arenas
-            import mmap
-
             with mmap.mmap(descriptor, size) as pool:
                 for at in range(0, size, 4096):
                     pool[at] ^= 1

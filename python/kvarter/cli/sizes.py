@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from pydantic import ByteSize, TypeAdapter
+
 from kvarter.errors import ConfigError
 
-_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B", re.IGNORECASE)
+_BYTES = re.compile(r"\d+(?:\.\d+)?\s*(?:[KMGT]i?)?B", re.IGNORECASE)
+_SIZE = TypeAdapter(ByteSize)  # as the settings' sizes are read
 _PLAIN = re.compile(r"(\d+(?:\.\d+)?)(%|(?:\s*blocks)?)")
 
 
@@ -34,12 +36,9 @@ class Capacity:
 
 def bytes_of(text: str) -> int:
     """`64GiB`, `1.5 TB` as bytes. Raises `ConfigError`."""
-    found = _BYTES.fullmatch(text.strip())
-    if not found:
+    if not _BYTES.fullmatch(text.strip()):
         raise ConfigError(f"a size of {text!r}; expected for example 64GiB or 500GB")
-    value, unit, binary = found.groups()
-    base = _UNITS[unit.upper()] if binary or not unit else 1000 ** "KMGT".index(unit.upper()) * 1000
-    return int(float(value) * base)
+    return int(_SIZE.validate_python(text.strip()))
 
 
 def capacities(text: str) -> list[Capacity]:
