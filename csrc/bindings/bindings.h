@@ -14,6 +14,7 @@ void register_node(py::module_& m);
 void register_pool(py::module_& m);
 void register_copy(py::module_& m);
 void register_index(py::module_& m);
+void register_remote(py::module_& m);
 void register_faulty(py::module_& m);
 void register_foreign(py::module_& m);
 void register_disk(py::module_& m);

@@ -4,11 +4,13 @@
 
 #include "bindings.h"
 #include "chain.h"
+#include "kvarter/remote.h"
 
 namespace kvarter::bindings {
 namespace {
 
-py::tuple reserve(Index& index, const BoundChain& chain,
+template <class I>
+py::tuple reserve(I& index, const BoundChain& chain,
                   std::tuple<std::uint32_t, std::uint64_t, std::uint64_t> range,
                   std::pair<std::uint32_t, std::uint32_t> shards, Owner owner, std::uint64_t deadline) {
   std::vector<Slot> slots;
@@ -96,6 +98,79 @@ py::dict columns_dict(const py::object& self) {
   return d;
 }
 
+// What a scheduler asks, of its own index or of a node's.
+template <class I>
+void def_calls(py::class_<I>& c) {
+  using release = py::call_guard<py::gil_scoped_release>;
+  c.def(
+       "leading",
+       [](const I& index, const BoundChain& chain, std::uint32_t group, std::uint64_t limit) {
+         return index.leading(chain.chain, group, limit);
+       },
+       py::arg("chain"), py::arg("group"), py::arg("limit"), release())
+      .def(
+          "last_run",
+          [](const I& index, const BoundChain& chain, std::uint32_t group, std::uint64_t end,
+             std::uint64_t run,
+             std::uint64_t step) { return index.last_run(chain.chain, group, end, run, step); },
+          py::arg("chain"), py::arg("group"), py::arg("end"), py::arg("run"), py::arg("step"), release())
+      .def(
+          "contains",
+          [](const I& index, const BoundChain& chain, std::uint32_t group, std::uint64_t block) {
+            return index.contains(chain.chain, group, block);
+          },
+          py::arg("chain"), py::arg("group"), py::arg("block"), release())
+      .def_property_readonly("version", &I::version)
+      .def(
+          "lease",
+          [](I& index, const BoundChain& chain,
+             const std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>>& tuples,
+             LeaseKind kind, Owner owner, std::uint64_t deadline, std::uint64_t bytes) {
+            LeaseId id = 0;
+            const Status status =
+                index.lease(chain.chain, ranges_from(tuples), kind, owner, deadline, bytes, id);
+            return std::pair(status, id);
+          },
+          py::arg("chain"), py::arg("ranges"), py::arg("kind"), py::arg("owner"), py::arg("deadline"),
+          py::arg("bytes") = 0, release())
+      .def(
+          "slots",
+          [](I& index, LeaseId id) {
+            std::vector<Slot> slots;
+            {
+              const py::gil_scoped_release released;
+              slots = index.slots(id);
+            }
+            return to_array(std::move(slots));
+          },
+          py::arg("lease"))
+      .def("release", &I::release, py::arg("lease"), py::arg("outcome"), release())
+      .def(
+          "drop_corrupt",
+          [](I& index, LeaseId id, const std::vector<std::uint32_t>& positions) {
+            index.drop_corrupt(id, positions);
+          },
+          py::arg("lease"), py::arg("positions"), release())
+      .def("reserve", &reserve<I>, py::arg("chain"), py::arg("range"), py::arg("shards"), py::arg("owner"),
+           py::arg("deadline"),
+           "-> (status uint8[n], reason uint8[n], handles uint64[n], slots SLOT_DTYPE[k])")
+      .def(
+          "complete",
+          [](I& index, const Array<std::uint64_t>& handles, std::uint32_t shard,
+             const Array<std::uint8_t>& ok, const Array<std::uint64_t>& checksums) {
+            index.complete(view(handles), shard, view(ok), view(checksums));
+          },
+          py::arg("handles"), py::arg("shard"), py::arg("ok"), py::arg("checksums"), release())
+      .def(
+          "abort",
+          [](I& index, const Array<std::uint64_t>& handles, std::pair<std::uint32_t, std::uint32_t> shards) {
+            index.abort(view(handles), {shards.first, shards.second});
+          },
+          py::arg("handles"), py::arg("shards") = std::pair(0, 0), release())
+      .def("epoch", &I::epoch, py::arg("owner"))
+      .def("counters", [](const I& index) { return counters_dict(index.counters()); });
+}
+
 }  // namespace
 
 void register_index(py::module_& m) {
@@ -138,7 +213,10 @@ void register_index(py::module_& m) {
            py::arg("first_unit") = 0, py::arg("parent") = py::bytes());
 
   using release = py::call_guard<py::gil_scoped_release>;
-  py::class_<Index>(m, "Index", "What is in the pool, where, and whose; see csrc/include/kvarter/index.h.")
+  py::class_<Index> index(m, "Index",
+                          "What is in the pool, where, and whose; see csrc/include/kvarter/index.h.");
+  def_calls(index);
+  index
       .def(py::init([](Pool& pool, const Clock& clock, std::uint32_t max_slots, double hold_share,
                        double headroom) {
              return std::make_unique<Index>(Index::Options{max_slots, hold_share, headroom}, pool, clock);
@@ -157,63 +235,6 @@ void register_index(py::module_& m) {
           },
           py::arg("digest"), py::arg("groups"), "groups: (unit_stride, subs, chained, shard_bytes) of each.")
       .def("invalidate", &Index::invalidate, py::arg("ns"), release())
-      .def(
-          "leading",
-          [](const Index& index, const BoundChain& chain, std::uint32_t group, std::uint64_t limit) {
-            return index.leading(chain.chain, group, limit);
-          },
-          py::arg("chain"), py::arg("group"), py::arg("limit"), release())
-      .def(
-          "last_run",
-          [](const Index& index, const BoundChain& chain, std::uint32_t group, std::uint64_t end,
-             std::uint64_t run,
-             std::uint64_t step) { return index.last_run(chain.chain, group, end, run, step); },
-          py::arg("chain"), py::arg("group"), py::arg("end"), py::arg("run"), py::arg("step"), release())
-      .def(
-          "contains",
-          [](const Index& index, const BoundChain& chain, std::uint32_t group, std::uint64_t block) {
-            return index.contains(chain.chain, group, block);
-          },
-          py::arg("chain"), py::arg("group"), py::arg("block"), release())
-      .def_property_readonly("version", &Index::version)
-      .def(
-          "lease",
-          [](Index& index, const BoundChain& chain,
-             const std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>>& tuples,
-             LeaseKind kind, Owner owner, std::uint64_t deadline, std::uint64_t bytes) {
-            LeaseId id = 0;
-            const Status status =
-                index.lease(chain.chain, ranges_from(tuples), kind, owner, deadline, bytes, id);
-            return std::pair(status, id);
-          },
-          py::arg("chain"), py::arg("ranges"), py::arg("kind"), py::arg("owner"), py::arg("deadline"),
-          py::arg("bytes") = 0, release())
-      .def(
-          "slots", [](const Index& index, LeaseId id) { return to_array(index.slots(id)); }, py::arg("lease"))
-      .def("release", &Index::release, py::arg("lease"), py::arg("outcome"), release())
-      .def(
-          "drop_corrupt",
-          [](Index& index, LeaseId id, const std::vector<std::uint32_t>& positions) {
-            index.drop_corrupt(id, positions);
-          },
-          py::arg("lease"), py::arg("positions"))
-      .def("reserve", &reserve, py::arg("chain"), py::arg("range"), py::arg("shards"), py::arg("owner"),
-           py::arg("deadline"),
-           "-> (status uint8[n], reason uint8[n], handles uint64[n], slots SLOT_DTYPE[k])")
-      .def(
-          "complete",
-          [](Index& index, const Array<std::uint64_t>& handles, std::uint32_t shard,
-             const Array<std::uint8_t>& ok, const Array<std::uint64_t>& checksums) {
-            index.complete(view(handles), shard, view(ok), view(checksums));
-          },
-          py::arg("handles"), py::arg("shard"), py::arg("ok"), py::arg("checksums"))
-      .def(
-          "abort",
-          [](Index& index, const Array<std::uint64_t>& handles,
-             std::pair<std::uint32_t, std::uint32_t> shards) {
-            index.abort(view(handles), {shards.first, shards.second});
-          },
-          py::arg("handles"), py::arg("shards") = std::pair(0, 0))
       .def("set_share", &Index::set_share, py::arg("ns"), py::arg("floor"), py::arg("quota"), release())
       .def(
           "classify",
@@ -242,7 +263,6 @@ void register_index(py::module_& m) {
           release())
       .def("fenced", &Index::fenced, py::arg("owner"), py::arg("epoch"), release())
       .def("owner_dead", &Index::owner_dead, py::arg("owner"), release())
-      .def("epoch", &Index::epoch, py::arg("owner"))
       .def("watch", &Index::watch, py::arg("at_most"))
       .def(
           "changes",
@@ -262,7 +282,6 @@ void register_index(py::module_& m) {
           "went)")
       .def("ledger", [](const Index& index) { return ledger_dict(index.ledger()); })
       .def("evictable", &Index::evictable, release())
-      .def("counters", [](const Index& index) { return counters_dict(index.counters()); })
       .def("audit", &Index::audit, release())
       .def_property_readonly(
           "memfds",
@@ -271,6 +290,31 @@ void register_index(py::module_& m) {
                                   py::make_tuple(index.columns().fd(), index.columns().bytes()));
           },
           "(descriptor, bytes) of the records and of the columns.");
+}
+
+void register_remote(py::module_& m) {
+  using release = py::call_guard<py::gil_scoped_release>;
+  py::class_<RemoteIndex> remote(m, "RemoteIndex",
+                                 "The index of a node in another process; see csrc/include/kvarter/remote.h.",
+                                 py::release_gil_before_calling_cpp_dtor());
+  def_calls(remote);
+  remote
+      .def(py::init([](const std::string& path, const std::string& name, std::uint32_t ranks, double timeout,
+                       double patience, std::uint32_t layout_version) {
+             const py::gil_scoped_release released;
+             const auto ms = [](double seconds) {
+               return std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3));
+             };
+             return std::make_unique<RemoteIndex>(path, name, ranks, ms(timeout), ms(patience),
+                                                  layout_version);
+           }),
+           py::arg("path"), py::arg("name"), py::arg("ranks"), py::arg("timeout") = 10.0,
+           py::arg("patience") = 0.25, py::arg("layout_version") = kLayoutVersion)
+      .def_property_readonly("connected", &RemoteIndex::connected)
+      .def_property_readonly("owner", &RemoteIndex::owner)
+      .def("look", &RemoteIndex::look, release(), "Asks how things are; the ranks that are attached.")
+      .def("know", &RemoteIndex::know, py::arg("ns"), py::arg("most_shards"), release())
+      .def("close", &RemoteIndex::close, release());
 }
 
 }  // namespace kvarter::bindings

@@ -9,6 +9,7 @@ PYBIND11_MODULE(_core, m) {
   kvarter::bindings::register_pool(m);
   kvarter::bindings::register_copy(m);
   kvarter::bindings::register_index(m);
+  kvarter::bindings::register_remote(m);
   kvarter::bindings::register_faulty(m);
   kvarter::bindings::register_foreign(m);
   kvarter::bindings::register_disk(m);

@@ -181,10 +181,12 @@ void register_embedded(py::module_& m) {
   py::class_<EmbeddedNode>(m, "EmbeddedNode", "A NodeServer whose listener is the index.",
                            py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](Index& index, const std::vector<ExportedTuple>& exported, std::string path,
-                       std::uint32_t tick_ms) {
-             return std::make_unique<EmbeddedNode>(index, exported_from(exported), std::move(path), tick_ms);
+                       std::uint32_t tick_ms, bool serves) {
+             return std::make_unique<EmbeddedNode>(index, exported_from(exported), std::move(path), tick_ms,
+                                                   serves);
            }),
-           py::arg("index"), py::arg("exported"), py::arg("path"), py::arg("tick_ms"), py::keep_alive<1, 2>())
+           py::arg("index"), py::arg("exported"), py::arg("path"), py::arg("tick_ms"),
+           py::arg("serves") = false, py::keep_alive<1, 2>())
       .def(
           "open_engine",
           [](EmbeddedNode& node, const std::string& name, std::uint32_t ranks) {
@@ -198,6 +200,32 @@ void register_embedded(py::module_& m) {
       .def(
           "mappers", [](EmbeddedNode& node, std::uint32_t owner) { return node.server().mappers(owner); },
           py::arg("owner"), "Process ids of the live mappers.")
+      .def(
+          "counters",
+          [](EmbeddedNode& node) {
+            const NodeCounters n = node.server().counters();
+            py::dict d;
+            d["connections"] = n.connections;
+            d["refused"] = n.refused;
+            d["violations"] = n.violations;
+            d["sessions"] = n.sessions;
+            d["calls"] = n.calls;
+            d["mappers_now"] = n.mappers_now;
+            d["sessions_now"] = n.sessions_now;
+            return d;
+          },
+          "What came to the door since start.")
+      .def(
+          "engines",
+          [](EmbeddedNode& node) {
+            py::list engines;
+            for (const EngineStatus& e : node.server().engines())
+              engines.append(py::make_tuple(e.owner, e.name, e.ranks, e.attached, e.session, e.pids));
+            return engines;
+          },
+          "(owner, name, ranks, attached, whether its session stands, process ids) of each engine.")
+      .def(
+          "drain", [](EmbeddedNode& node) { node.server().drain(); }, "Lets nobody new in.")
       .def_property_readonly("path", [](EmbeddedNode& node) { return node.server().path(); })
       .def(
           "close", [](EmbeddedNode& node) { node.server().close(); },

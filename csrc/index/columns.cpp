@@ -13,7 +13,7 @@ std::uint64_t buckets_for(std::uint32_t max_rows) { return std::bit_ceil(std::ui
 // Places one array after the other; with a null base it only measures.
 struct Layout {
   std::byte* base;
-  std::uint64_t at = kHeader;
+  std::uint64_t at;
   template <class T>
   void place(T*& column, std::uint64_t count) {
     column = reinterpret_cast<T*>(base + at);
@@ -22,7 +22,10 @@ struct Layout {
 };
 
 std::uint64_t place_all(Columns& c, std::byte* base, std::uint64_t rows) {
-  Layout layout{base};
+  Layout layout{base, 0};
+  layout.place(c.header, kHeader / sizeof(ColumnsHeader));
+  layout.at = kHeader;
+  layout.place(c.gates, kMaxNamespaces);
   c.buckets = buckets_for(static_cast<std::uint32_t>(rows));
   layout.place(c.cells, c.buckets);
   for (auto* column :
@@ -40,6 +43,13 @@ std::uint64_t place_all(Columns& c, std::byte* base, std::uint64_t rows) {
 }
 
 }  // namespace
+
+void Gate::open(std::span<const GroupShape> shapes) {
+  for (std::size_t g = 0; g < shapes.size(); ++g)
+    strides[g].store(std::uint64_t{shapes[g].unit_stride} << 32 | shapes[g].subs, std::memory_order_release);
+  const std::uint64_t times = (word.load(std::memory_order_relaxed) >> 16) + 1;
+  word.store(times << 16 | shapes.size() << 2 | kOpen, std::memory_order_release);
+}
 
 std::uint64_t columns_bytes(std::uint32_t max_rows) {
   Columns unused;

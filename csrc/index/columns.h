@@ -1,9 +1,13 @@
 #pragma once
-// The columns memfd: hash table and per-entry columns as arrays at fixed offsets, reserved at maximum size,
-// read-only for everyone but the node. Rebuildable from the records, so nothing here has to survive a crash.
+// The columns memfd: what look-ups know of namespaces, hash table and per-entry columns as arrays at fixed
+// offsets, reserved at maximum size, read-only for everyone but the node. Rebuildable from the records, so
+// nothing here has to survive a crash.
 
+#include <atomic>
 #include <cstdint>
+#include <span>
 
+#include "kvarter/index.h"
 #include "kvarter/pool.h"
 
 namespace kvarter {
@@ -18,7 +22,32 @@ enum class RowState : std::uint8_t {
   kQuarantined = 4,  // out of the table; freed when its writers have reported, are fenced or dead
 };
 
+inline constexpr std::uint64_t kColumnsMagic = 0x3152'4343'564b'0001;
+
+struct ColumnsHeader {
+  std::uint64_t magic;
+  std::uint32_t layout_version;
+  std::uint32_t max_rows;
+  std::atomic<std::uint64_t> version;  // changes whenever a look-up may answer differently
+  // Of cells of the table: odd while one is under way; and of slots, 2 at a time.
+  std::atomic<std::uint64_t> moves;
+};
+
+// What a look-up knows of a namespace without the mutex. A number that was open once and is not now answers
+// as a closed one does; numbers go round, so that whoever still uses one finds nothing of the next namespace
+// there.
+struct Gate {
+  static constexpr std::uint64_t kOpen = 1, kState = 3;
+  std::atomic<std::uint64_t> word;                 // times opened << 16 | groups << 2 | open; 0: never was
+  std::atomic<std::uint64_t> strides[kMaxGroups];  // by group: unit_stride << 32 | subs
+
+  void open(std::span<const GroupShape> shapes);
+  void close() { word.store(word.load(std::memory_order_relaxed) & ~kState, std::memory_order_release); }
+};
+
 struct Columns {
+  ColumnsHeader* header;
+  Gate* gates;  // kMaxNamespaces of them
   // Each an array of max_rows. Links are rows, or kNoRow.
   std::uint32_t* slot;        // record of shard 0
   std::uint32_t* generation;  // of the row; counts its reuses

@@ -194,7 +194,7 @@ void Index::Impl::drop(std::uint32_t row, Reason reason) {
   ++counts.reasons[static_cast<int>(reason)];
   if (reason == Reason::kEvicted) counts.evicted_bytes += c.bytes[row];
   --counts.resident_blocks;
-  ++version;
+  ++c.header->version;
   table_erase(row);
   unlink(row);
   if (c.leases[row] == 0 && c.pins[row] == 0) {

@@ -160,7 +160,7 @@ void Index::Impl::publish(std::uint32_t first) {
     ++counts.stored;
     ++counts.resident_blocks;
     counts.stored_bytes += c.bytes[row];
-    ++version;
+    ++c.header->version;
     tell(row, Reason::kNone);
     for (std::uint32_t child = c.first_child[row]; child != kNoRow; child = c.next_sibling[child])
       if (const auto flight = flights.find(child); flight != flights.end() && flight->second.written())

@@ -1,7 +1,7 @@
 #pragma once
 // What the parts of the index share. One file for each part:
 //   along.h     names of a chain's blocks, shared with the disk log
-//   table.cpp   key -> row            probe.cpp   leading, last_run, contains: without the mutex
+//   table.cpp   key -> row            finder.cpp   leading, last_run, contains: without the mutex
 //   entry.cpp   rows, slots, links    lease.cpp   read leases, holds, pins
 //   evict.cpp   victims, room; share.cpp: floors, quotas, offers         relocate.cpp  room by moving
 //   flight.cpp  reserve, complete, abort, quarantine, endings
@@ -17,7 +17,9 @@
 #include <unordered_map>
 
 #include "index/along.h"
+#include "index/cells.h"
 #include "index/columns.h"
+#include "kvarter/finder.h"
 #include "kvarter/index.h"
 #include "sync_points.h"
 
@@ -31,18 +33,6 @@ struct Namespace {
   std::uint64_t bytes = 0;  // payload of its entries in any state
   std::uint64_t floor = 0, quota = 0;
   std::uint8_t heap = 1;  // where its victims wait; 1 is everybody's
-};
-
-// What a look-up knows of a namespace without the mutex. A number that was open once and is not now answers
-// as a closed one does; numbers go round, so that whoever still uses one finds nothing of the next namespace
-// there.
-struct Gate {
-  static constexpr std::uint64_t kOpen = 1, kState = 3;
-  std::atomic<std::uint64_t> word{0};  // times opened << 16 | groups << 2 | open; 0: never was
-  std::unique_ptr<std::atomic<std::uint64_t>[]> strides;  // by group: unit_stride << 32 | subs; made once
-
-  void open(std::span<const GroupShape> shapes);
-  void close() { word.store(word.load(std::memory_order_relaxed) & ~kState, std::memory_order_release); }
 };
 
 struct Lease {
@@ -93,16 +83,13 @@ struct Index::Impl {
   NamespaceRecord* namespace_records;
   SlotRecord* records;
   Columns c;
+  const Finder finder;
   std::vector<std::uint32_t> free_rows, free_records;
   std::uint32_t sweep_at = 0;
   std::uint64_t next_entry = 1, next_lease = 1;
-  std::atomic<std::uint64_t> version{1};
   std::vector<Namespace> namespaces;
   std::uint32_t closed = 0;  // of the namespaces: a tick with nothing to sweep is a few instructions
   std::uint32_t next_namespace = 0;
-  std::unique_ptr<Gate[]> gates;
-  std::atomic<std::uint64_t> moves{
-      0};  // of cells of the table: odd while one is under way; and of slots, 2 at a time
   std::unordered_map<LeaseId, Lease> leases;
   std::uint64_t held_bytes = 0;
   std::unordered_map<std::uint32_t, Flight> flights;  // by row
@@ -134,9 +121,6 @@ struct Index::Impl {
   void table_erase(std::uint32_t row);
   Key key_of(std::uint32_t row) const;
   static void set_key(SlotRecord& slot, const Key& key);
-  // Whether a committed record has this key. Without the mutex: an answer true at some moment of the call,
-  // but for a miss when the table did nothing but move cells meanwhile.
-  bool committed(const Key& key) const;
 
   // entry.cpp
   const Namespace& space(std::uint32_t ns, std::uint32_t group) const;
@@ -226,18 +210,6 @@ inline void Index::Impl::set_uses(std::uint32_t* column, std::uint32_t row, int 
   *category(row) -= c.bytes[row];
   column[row] += static_cast<std::uint32_t>(change);
   *category(row) += c.bytes[row];
-}
-
-// Columns, cells and keys that are read without the mutex are written through these. Loads that acquire and
-// stores that release keep a record's key between its two words for every reader, without fences, and cost
-// nothing on x86.
-template <class T>
-T shared(T& field) {
-  return std::atomic_ref(field).load(std::memory_order_acquire);
-}
-template <class T>
-void share(T& field, T value) {
-  std::atomic_ref(field).store(value, std::memory_order_release);
 }
 
 inline std::uint64_t rounded(std::uint64_t bytes) { return round_up(bytes, kGranule); }

@@ -22,18 +22,31 @@ std::uint32_t checked_slots(const Index::Options& options) {
   return options.max_slots;
 }
 
-void write_header(const Memfd& file, const Index::Options& options, const Pool& pool,
-                  std::random_device& random) {
+Columns started(const Memfd& file, std::uint32_t max_rows) {
+  const Columns columns = columns_at(file.data(), max_rows);
+  columns.header->layout_version = kLayoutVersion;
+  columns.header->max_rows = max_rows;
+  columns.header->version = 1;
+  columns.header->magic = kColumnsMagic;
+  return columns;
+}
+
+Memfd new_records(const Index::Options& options, const Pool& pool) {
+  Memfd file("kvarter-records", records_bytes(checked_slots(options)));
   auto* header = reinterpret_cast<RecordsHeader*>(file.data());
   header->layout_version = kLayoutVersion;
   header->max_slots = options.max_slots;
   header->arenas = static_cast<std::uint32_t>(pool.arenas().size());
+  std::random_device random;
   for (std::size_t i = 0; i < sizeof header->pool_id; i += 4) {
     const std::uint32_t word = random();
     std::memcpy(header->pool_id + i, &word, 4);
   }
   share(header->magic, kRecordsMagic);
+  return file;
 }
+
+std::span<const std::byte> all_of(const Memfd& file) { return {file.data(), file.bytes()}; }
 
 }  // namespace
 
@@ -41,7 +54,7 @@ const char* name(Reason reason) noexcept {
   static constexpr const char* kNames[] = {
       "none",    "already_resident", "already_in_flight", "no_space",   "no_parent", "namespace_closed",
       "aborted", "failed",           "expired",           "owner_dead", "evicted",   "invalidated",
-      "corrupt", "orphaned"};
+      "corrupt", "orphaned",         "node_gone"};
   static_assert(std::size(kNames) == static_cast<std::size_t>(Reason::kCount));
   return kNames[static_cast<int>(reason)];
 }
@@ -50,21 +63,18 @@ Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_, std
     : options(options_),
       pool(pool_),
       clock(clock_),
-      records_file(old ? std::move(*old) : Memfd("kvarter-records", records_bytes(checked_slots(options_)))),
+      records_file(old ? std::move(*old) : new_records(options_, pool_)),
       columns_file("kvarter-columns", columns_bytes(options_.max_slots)),
-      c(columns_at(columns_file.data(), options_.max_slots)) {
-  std::random_device random;
+      c(started(columns_file, options_.max_slots)),
+      finder(all_of(records_file), all_of(columns_file)) {
   std::uint32_t first_generation = 1;  // so that no handle is 0
   if (old) {  // a late report or release that names something of the index before must name nothing here
-    first_generation = 1 + random() / 2;
+    first_generation = 1 + std::random_device()() / 2;
     next_lease = std::uint64_t{first_generation} << 32;
-  } else {
-    write_header(records_file, options, pool, random);
   }
   namespace_records = reinterpret_cast<NamespaceRecord*>(records_file.data() + 4096);
   records = reinterpret_cast<SlotRecord*>(namespace_records + kMaxNamespaces);
   namespaces.resize(kMaxNamespaces);
-  gates = std::make_unique<Gate[]>(kMaxNamespaces);
   victims.front().reserve(options.max_slots);
   for (std::uint32_t i = options.max_slots; i-- > 0;) {
     c.generation[i] = first_generation;
@@ -72,14 +82,6 @@ Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_, std
     free_records.push_back(i);
   }
   book.overhead = records_file.bytes() + columns_file.bytes();
-}
-
-void Gate::open(std::span<const GroupShape> shapes) {
-  if (!strides) strides = std::make_unique<std::atomic<std::uint64_t>[]>(kMaxGroups);
-  for (std::size_t g = 0; g < shapes.size(); ++g)
-    strides[g].store(std::uint64_t{shapes[g].unit_stride} << 32 | shapes[g].subs, std::memory_order_release);
-  const std::uint64_t times = (word.load(std::memory_order_relaxed) >> 16) + 1;
-  word.store(times << 16 | shapes.size() << 2 | kOpen, std::memory_order_release);
 }
 
 Index::Index(const Options& options, Pool& pool, const Clock& clock)
@@ -128,7 +130,7 @@ std::uint32_t Index::open_namespace(const Digest& digest, std::span<const GroupS
   record.chained = chained;
   KVARTER_SYNC_POINT("namespace: open");
   share(record.state, 1u);
-  x.gates[free].open(groups);
+  x.c.gates[free].open(groups);
   x.next_namespace = free + 1;
   return free;
 }
@@ -142,8 +144,8 @@ void Index::invalidate(std::uint32_t ns) {
   ++impl_->closed;
   KVARTER_SYNC_POINT("namespace: close");
   share(impl_->namespace_records[ns].state, 2u);
-  impl_->gates[ns].close();
-  ++impl_->version;
+  impl_->c.gates[ns].close();
+  ++impl_->c.header->version;
 }
 
 void Index::Impl::sweep() {
@@ -207,13 +209,56 @@ void Index::owner_dead(Owner owner) {
   impl_->end_writers(owner, ~std::uint64_t{0});
 }
 
+void Index::forget(Owner owner) {
+  owner_dead(owner);
+  const std::lock_guard lock(impl_->mutex);
+  impl_->epochs.erase(owner);
+  impl_->fenced.erase(owner);
+}
+
+bool Index::may_end(LeaseId id, Owner owner) const {
+  const std::lock_guard lock(impl_->mutex);
+  const auto lease = impl_->leases.find(id);
+  return lease == impl_->leases.end() || lease->second.owner == owner;
+}
+
+bool Index::may_report(std::span<const Handle> handles, Shards shards, Owner owner) const {
+  const std::lock_guard lock(impl_->mutex);
+  return std::ranges::all_of(handles, [&](Handle handle) {
+    const std::uint32_t row = impl_->row_of(handle);
+    const auto flight = row == kNoRow ? impl_->flights.end() : impl_->flights.find(row);
+    if (flight == impl_->flights.end()) return true;
+    const std::vector<Writer>& writers = flight->second.writers;
+    const std::size_t from = std::min<std::size_t>(shards.first, writers.size());
+    const std::size_t count = shards.count == 0 ? writers.size() : shards.count;
+    return std::ranges::all_of(std::span(writers).subspan(from, std::min(count, writers.size() - from)),
+                               [&](const Writer& w) { return !w.claimed || w.owner == owner; });
+  });
+}
+
 std::uint64_t Index::epoch(Owner owner) const {
   const std::lock_guard lock(impl_->mutex);
   const auto epoch = impl_->epochs.find(owner);
   return epoch == impl_->epochs.end() ? 0 : epoch->second;
 }
 
+std::uint64_t Index::leading(const Chain& chain, std::uint32_t group, std::uint64_t limit) const {
+  return impl_->finder.leading(chain, group, limit);
+}
+
+std::uint64_t Index::last_run(const Chain& chain, std::uint32_t group, std::uint64_t end, std::uint64_t run,
+                              std::uint64_t step) const {
+  return impl_->finder.last_run(chain, group, end, run, step);
+}
+
+bool Index::contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const {
+  return impl_->finder.contains(chain, group, block);
+}
+
+std::uint64_t Index::version() const { return impl_->finder.version(); }
+
 const Memfd& Index::records() const { return impl_->records_file; }
 const Memfd& Index::columns() const { return impl_->columns_file; }
+const Clock& Index::clock() const { return impl_->clock; }
 
 }  // namespace kvarter

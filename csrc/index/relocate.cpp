@@ -100,14 +100,14 @@ bool Index::Impl::move(std::uint32_t at) {
   // changes leaves the block where it was, between the two words no block, after them the block here.
   std::memcpy(pool.arenas()[fresh->arena].data() + fresh->offset,
               pool.arenas()[old.arena].data() + old.offset, slot.length);
-  moves.fetch_add(2);  // before each change of the word: a look-up that it overtakes looks again
+  c.header->moves.fetch_add(2);  // before each change of the word: a look-up that it overtakes looks again
   KVARTER_SYNC_POINT("move: away");
   mark(slot, SlotState::kMoving, true);
   std::atomic_signal_fence(std::memory_order_seq_cst);  // a killed process leaves its stores in program order
   slot.arena = static_cast<std::uint16_t>(fresh->arena);
   KVARTER_SYNC_POINT("move: address");
   slot.offset = fresh->offset;
-  moves.fetch_add(2);
+  c.header->moves.fetch_add(2);
   KVARTER_SYNC_POINT("move: here");
   mark(slot, SlotState::kCommitted);
   ++counts.moved;

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "node/server_impl.h"
@@ -20,6 +21,16 @@ void NodeServer::Impl::read_all(std::uint64_t id) {
 
 bool NodeServer::Impl::receive_one(std::uint64_t id, Connection& connection) {
   std::size_t size = 0;
+  if (connection.exchange != nullptr) {
+    wire::Call call{};
+    const Received got = receive_packet(connection.socket.get(), bytes_of(call), size);
+    if (got == Received::kEnd) drop(id);
+    if (got != Received::kPacket) return false;
+    if (size == sizeof call && answer(connection, call)) return false;  // the others' turn
+    ++counters_.violations;
+    drop(id);
+    return false;
+  }
   if (connection.mapper == 0) {
     wire::Hello hello{};
     const Received got = receive_packet(connection.socket.get(), bytes_of(hello), size);
@@ -33,19 +44,27 @@ bool NodeServer::Impl::receive_one(std::uint64_t id, Connection& connection) {
   wire::Notice packet{};
   const Received got = receive_packet(connection.socket.get(), bytes_of(packet), size);
   if (got == Received::kNothing) return false;
-  if (got == Received::kEnd || size != sizeof packet || !notice(connection, packet)) drop(id);
+  const bool good = got == Received::kPacket && size == sizeof packet && notice(connection, packet);
+  if (!good && got == Received::kPacket) ++counters_.violations;
+  if (!good) drop(id);
   return true;
 }
 
 void NodeServer::Impl::introduce(std::uint64_t id, Connection& connection, const wire::Hello& hello,
                                  std::size_t size) {
   // Nothing that is no Hello of some version deserves an answer.
-  if (size < 2 * sizeof(std::uint32_t) || hello.magic != wire::kMagic) return drop(id);
+  if (size < 2 * sizeof(std::uint32_t) || hello.magic != wire::kMagic) {
+    ++counters_.violations;
+    return drop(id);
+  }
   try {
+    if (hello.protocol == wire::kProtocol && (hello.rank & wire::kSession))
+      return begin_session(id, connection, hello, size);
     const std::uint64_t mapper = admit(id, connection, hello, size);
-    if (mapper == 0 || !grant(connection, roster_.find(mapper)->owner)) return drop(id);
+    if (mapper == 0 || !grant(connection, roster_.find(mapper)->owner, exported_)) return drop(id);
     due_.insert(roster_.find(mapper)->owner);
   } catch (const NodeRefused& refused) {
+    ++counters_.refused;
     const std::string_view text = refused.what();
     wire::Answer answer{.magic = wire::kMagic,
                         .protocol = wire::kProtocol,
@@ -60,18 +79,29 @@ void NodeServer::Impl::introduce(std::uint64_t id, Connection& connection, const
   }
 }
 
+namespace {
+
+void require_equal(Refusal why, const char* what, std::uint64_t found, std::uint64_t expected) {
+  if (found != expected)
+    throw NodeRefused(why, std::string(what) + " found " + std::to_string(found) + ", expected " +
+                               std::to_string(expected));
+}
+
+// Versions next to ours differ in what they can ask, and understand each other's.
+void require_neighbour(std::uint32_t protocol) {
+  if (protocol + 1 < wire::kProtocol || protocol > wire::kProtocol + 1)
+    require_equal(Refusal::kProtocol, "protocol version", protocol, wire::kProtocol);
+}
+
+}  // namespace
+
 // The mapper this connection speaks for, watched from here on; 0 if the Hello is malformed.
 std::uint64_t NodeServer::Impl::admit(std::uint64_t id, Connection& connection, const wire::Hello& hello,
                                       std::size_t size) {
-  const auto mismatch = [](Refusal why, const char* what, std::uint64_t found, std::uint64_t expected) {
-    if (found != expected)
-      throw NodeRefused(why, std::string(what) + " found " + std::to_string(found) + ", expected " +
-                                 std::to_string(expected));
-  };
-  mismatch(Refusal::kUid, "uid", connection.peer.uid, ::geteuid());
-  mismatch(Refusal::kProtocol, "protocol version", hello.protocol, wire::kProtocol);
+  require_equal(Refusal::kUid, "uid", connection.peer.uid, ::geteuid());
+  require_neighbour(hello.protocol);
   if (size != sizeof hello || hello.name_bytes == 0 || hello.name_bytes > wire::kNameBytes) return 0;
-  mismatch(Refusal::kLayout, "layout version", hello.layout, layout_);
+  require_equal(Refusal::kLayout, "layout version", hello.layout, layout_);
   const std::uint32_t owner = roster_.owner_of({hello.name, hello.name_bytes}, hello.rank);
 
   std::uint64_t holder = roster_.holder(owner, hello.rank);
@@ -106,20 +136,67 @@ std::uint64_t NodeServer::Impl::admit(std::uint64_t id, Connection& connection, 
   return connection.mapper = mapper;
 }
 
-bool NodeServer::Impl::grant(const Connection& connection, std::uint32_t owner) {
+void NodeServer::Impl::begin_session(std::uint64_t id, Connection& connection, const wire::Hello& hello,
+                                     std::size_t size) {
+  require_equal(Refusal::kUid, "uid", connection.peer.uid, ::geteuid());
+  require_neighbour(hello.protocol);
+  const std::uint32_t ranks = hello.rank & ~wire::kSession;
+  if (size != sizeof hello || hello.name_bytes == 0 || hello.name_bytes > wire::kNameBytes || ranks == 0 ||
+      ranks >= 65536) {
+    ++counters_.violations;
+    return drop(id);
+  }
+  if (!listener_->serves())
+    throw NodeRefused(Refusal::kEmbedded, "this pool is inside an engine; sessions are for `kvarter serve`");
+  if (draining_) throw NodeRefused(Refusal::kDraining, "the node is draining and lets nobody in");
+  const std::string name(hello.name, hello.name_bytes);
+  std::vector<std::uint64_t> over;  // sessions that have ended, and whose end nobody has read yet
+  for (const auto& [other, held] : connections_)
+    if (held.exchange != nullptr && hung_up(held.socket.get())) over.push_back(other);
+  for (const std::uint64_t other : over) drop(other);
+  std::unique_ptr<Memfd> exchange;
+  try {
+    exchange = std::make_unique<Memfd>("kvarter-exchange", wire::kInbox + wire::kOutbox);
+  } catch (const std::system_error& error) {
+    throw NodeRefused(Refusal::kMemory, std::string("no memory for a session: ") + error.what());
+  }
+  const std::uint32_t owner = roster_.open_session(name, ranks, id);
+  connection.owner = owner;
+  connection.exchange = std::move(exchange);
+  ++counters_.sessions;
+  ++counters_.sessions_now;
+  const Exported file{connection.exchange->fd(), connection.exchange->bytes(), ArenaKind::kExchange, 0};
+  if (!grant(connection, owner, {&file, 1})) drop(id);
+}
+
+// False if it is malformed, or cannot be answered.
+bool NodeServer::Impl::answer(Connection& connection, const wire::Call& call) {
+  ++counters_.calls;
+  const std::span exchange(connection.exchange->data(), connection.exchange->bytes());
+  wire::Reply reply{};
+  if (!listener_->on_call(connection.owner, call, exchange.first(wire::kInbox),
+                          exchange.subspan(wire::kInbox), reply))
+    return false;
+  reply.number = call.number;
+  reply.attached = roster_.attached(connection.owner);
+  return send_packet(connection.socket.get(), bytes_of(reply));
+}
+
+bool NodeServer::Impl::grant(const Connection& connection, std::uint32_t owner,
+                             std::span<const Exported> files) {
   wire::Answer answer{};
   answer.magic = wire::kMagic;
   answer.protocol = wire::kProtocol;
   answer.owner = owner;
-  answer.descriptors = static_cast<std::uint32_t>(exported_.size());
+  answer.descriptors = static_cast<std::uint32_t>(files.size());
   if (!send_packet(connection.socket.get(), bytes_of(answer))) return false;
-  for (std::size_t first = 0; first < exported_.size(); first += wire::kDescriptorsPerGrant) {
+  for (std::size_t first = 0; first < files.size(); first += wire::kDescriptorsPerGrant) {
     wire::Grant packet{};
     std::array<int, wire::kDescriptorsPerGrant> descriptors{};
-    packet.count = static_cast<std::uint32_t>(
-        std::min<std::size_t>(exported_.size() - first, wire::kDescriptorsPerGrant));
+    packet.count =
+        static_cast<std::uint32_t>(std::min<std::size_t>(files.size() - first, wire::kDescriptorsPerGrant));
     for (std::size_t i = 0; i < packet.count; ++i) {
-      const Exported& file = exported_[first + i];
+      const Exported& file = files[first + i];
       packet.items[i] = {file.bytes, static_cast<std::uint32_t>(file.kind), file.arena};
       descriptors[i] = file.fd;
     }
@@ -161,6 +238,10 @@ void NodeServer::Impl::advance(std::uint32_t owner) {
 void NodeServer::Impl::drop(std::uint64_t id) {
   const auto it = connections_.find(id);
   if (Mapper* const mapper = roster_.find(it->second.mapper); mapper != nullptr) mapper->connection = 0;
+  if (it->second.exchange != nullptr) {
+    roster_.end_session(it->second.owner, events_);
+    --counters_.sessions_now;
+  }
   connections_.erase(it);
 }
 

@@ -1,14 +1,22 @@
 #include "kvarter/embedded.h"
 
+#include "node/desk.h"
+
 namespace kvarter {
 
 class EmbeddedNode::IndexListener final : public Listener {
  public:
-  explicit IndexListener(Index& index) : index_(index) {}
+  IndexListener(Index& index, bool serves) : index_(index), serves_(serves) {}
   void serve(NodeServer* server) { server_.store(server, std::memory_order_release); }
 
   void on_fenced(std::uint32_t owner, std::uint64_t epoch) override { index_.fenced(owner, epoch); }
   void on_dead(std::uint32_t owner) override { index_.owner_dead(owner); }
+  void on_gone(std::uint32_t owner) override { index_.forget(owner); }
+  bool serves() const override { return serves_; }
+  bool on_call(std::uint32_t owner, const wire::Call& call, std::span<const std::byte> inbox,
+               std::span<std::byte> outbox, wire::Reply& reply) override {
+    return node::serve(index_, owner, call, inbox, outbox, reply);
+  }
   void on_tick() override {
     NodeServer* server = server_.load(std::memory_order_acquire);
     if (!server) return;  // the first ticks may come before the constructor has returned
@@ -22,12 +30,13 @@ class EmbeddedNode::IndexListener final : public Listener {
 
  private:
   Index& index_;
+  const bool serves_;
   std::atomic<NodeServer*> server_{nullptr};
 };
 
 EmbeddedNode::EmbeddedNode(Index& index, std::span<const Exported> exported, std::string path,
-                           std::uint32_t tick_ms)
-    : listener_(std::make_shared<IndexListener>(index)),
+                           std::uint32_t tick_ms, bool serves)
+    : listener_(std::make_shared<IndexListener>(index, serves)),
       server_(std::make_unique<NodeServer>(std::move(path), exported, kLayoutVersion, listener_, tick_ms)) {
   listener_->serve(server_.get());
 }

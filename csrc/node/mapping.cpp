@@ -48,6 +48,8 @@ Mapping::Mapping(std::span<const Exported> exported) : process_(::getpid()) {
         case ArenaKind::kIndex:
           place = &index_;
           break;
+        case ArenaKind::kExchange:  // no part of a pool
+          break;
       }
       if (place == nullptr)
         refuse("a pool file of kind " + std::to_string(static_cast<std::uint32_t>(file.kind)) +

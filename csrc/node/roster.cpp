@@ -16,18 +16,50 @@ std::uint32_t Roster::open(const std::string& name, std::uint32_t ranks) {
   if (ranks == 0 || ranks > 65536)
     throw std::invalid_argument("engine '" + name + "' has " + std::to_string(ranks) +
                                 " ranks, expected 1 to 65536");
-  engines_.push_back({name, ranks, {}});
-  return static_cast<std::uint32_t>(engines_.size());
+  engines_.emplace(++last_owner_, Engine{name, ranks, {}, 0, false});
+  return last_owner_;
+}
+
+std::uint32_t Roster::open_session(const std::string& name, std::uint32_t ranks, std::uint64_t connection) {
+  for (const auto& [owner, engine] : engines_)
+    if (engine.name == name && engine.session != 0)
+      throw NodeRefused(Refusal::kDuplicate, "engine '" + printable(name) +
+                                                 "' has a session already, as owner " +
+                                                 std::to_string(owner) + ": two engines need two names");
+  const std::uint32_t owner = open(name, ranks + 1);
+  engines_.at(owner).session = connection;
+  engines_.at(owner).came = true;
+  return owner;
+}
+
+void Roster::end_session(std::uint32_t owner, std::vector<Event>& events) {
+  engines_.at(owner).session = 0;
+  leave(owner, events);
+}
+
+void Roster::leave(std::uint32_t owner, std::vector<Event>& events) {
+  const Engine& engine = engines_.at(owner);
+  if (!engine.came || engine.session != 0 || !ids(owner).empty()) return;
+  engines_.erase(owner);
+  events.push_back({Event::Kind::kGone, owner, 0});
+}
+
+std::vector<EngineStatus> Roster::engines() const {
+  std::vector<EngineStatus> all;
+  for (const auto& [owner, engine] : engines_)
+    all.push_back({owner, engine.ranks, attached(owner), engine.name, engine.session != 0, mappers(owner)});
+  return all;
 }
 
 std::uint32_t Roster::owner_of(std::string_view engine, std::uint32_t rank) const {
-  for (std::size_t i = engines_.size(); i-- > 0;) {  // the newest of that name
-    if (engines_[i].name != engine) continue;
-    if (rank >= engines_[i].ranks)
+  for (auto it = engines_.rbegin(); it != engines_.rend(); ++it) {  // the newest of that name
+    const auto& [owner, known] = *it;
+    if (known.name != engine) continue;
+    if (rank >= known.ranks)
       throw NodeRefused(Refusal::kRank, "rank " + std::to_string(rank) + " of engine '" + printable(engine) +
                                             "' is out of range, expected below " +
-                                            std::to_string(engines_[i].ranks));
-    return static_cast<std::uint32_t>(i + 1);
+                                            std::to_string(known.ranks));
+    return owner;
   }
   throw NodeRefused(Refusal::kEngine, "engine '" + printable(engine) +
                                           "' is unknown here: it must be opened at the node first");
@@ -50,18 +82,26 @@ void Roster::remove(std::uint64_t id, std::vector<Event>& events) {
   const std::uint32_t owner = mappers_.at(id).owner;
   mappers_.erase(id);
   settle(owner, events);
-  if (ids(owner).empty()) events.push_back({owner, std::nullopt});
+  if (!ids(owner).empty()) return;
+  events.push_back({Event::Kind::kDead, owner, 0});
+  leave(owner, events);
 }
 
-void Roster::fence(std::uint32_t owner, std::uint64_t epoch) {
-  require(owner);
+void Roster::fence(std::uint32_t owner, std::uint64_t epoch, std::vector<Event>& events) {
   if (epoch == std::numeric_limits<std::uint64_t>::max())
     throw std::invalid_argument("fence of epoch 2^64 - 1, expected below");
-  engines_[owner - 1].fences.insert(epoch);
+  const auto engine = engines_.find(owner);
+  if (engine != engines_.end())
+    engine->second.fences.insert(epoch);
+  else if (owner != 0 && owner <= last_owner_)
+    events.push_back({Event::Kind::kFenced, owner, epoch});
+  else
+    throw std::invalid_argument("owner " + std::to_string(owner) + " was never opened, expected 1 to " +
+                                std::to_string(last_owner_));
 }
 
 std::optional<std::uint64_t> Roster::next_fence(Mapper& mapper) {
-  const auto& fences = engines_[mapper.owner - 1].fences;
+  const auto& fences = engines_.at(mapper.owner).fences;
   const bool in_flight = mapper.asked_below > mapper.fenced_below;
   if (fences.empty() || in_flight || *fences.rbegin() < mapper.fenced_below) return std::nullopt;
   mapper.asked_below = *fences.rbegin() + 1;
@@ -72,15 +112,17 @@ void Roster::settle(std::uint32_t owner, std::vector<Event>& events) {
   std::uint64_t below = std::numeric_limits<std::uint64_t>::max();
   for (const auto& [id, mapper] : mappers_)
     if (mapper.owner == owner) below = std::min(below, mapper.fenced_below);
-  auto& fences = engines_[owner - 1].fences;
+  const auto engine = engines_.find(owner);
+  if (engine == engines_.end()) return;
+  auto& fences = engine->second.fences;
   const auto open = fences.lower_bound(below);
   if (open == fences.begin()) return;
-  events.push_back({owner, *std::prev(open)});
+  events.push_back({Event::Kind::kFenced, owner, *std::prev(open)});
   fences.erase(fences.begin(), open);
 }
 
 std::uint32_t Roster::attached(std::uint32_t owner) const {
-  require(owner);
+  engine(owner);
   return static_cast<std::uint32_t>(
       std::count_if(mappers_.begin(), mappers_.end(), [owner](const auto& entry) {
         return entry.second.owner == owner && entry.second.mapped && entry.second.connection != 0;
@@ -88,7 +130,7 @@ std::uint32_t Roster::attached(std::uint32_t owner) const {
 }
 
 std::vector<pid_t> Roster::mappers(std::uint32_t owner) const {
-  require(owner);
+  engine(owner);
   std::vector<pid_t> pids;
   for (const auto& [id, mapper] : mappers_)
     if (mapper.owner == owner) pids.push_back(mapper.pid);
@@ -102,10 +144,12 @@ std::vector<std::uint64_t> Roster::ids(std::uint32_t owner) const {
   return found;
 }
 
-void Roster::require(std::uint32_t owner) const {
-  if (owner == 0 || owner > engines_.size())
+const Roster::Engine& Roster::engine(std::uint32_t owner) const {
+  const auto found = engines_.find(owner);
+  if (found == engines_.end())
     throw std::invalid_argument("owner " + std::to_string(owner) + " was never opened, expected 1 to " +
-                                std::to_string(engines_.size()));
+                                std::to_string(last_owner_));
+  return found->second;
 }
 
 }  // namespace kvarter::node

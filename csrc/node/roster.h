@@ -26,14 +26,21 @@ struct Mapper {
 };
 
 struct Event {
+  enum class Kind { kFenced, kDead, kGone } kind;
   std::uint32_t owner;
-  std::optional<std::uint64_t> fenced;  // nothing: dead
+  std::uint64_t epoch;  // of kFenced
 };
 
 // Who may attach, who has, and which fences are open. Knows no sockets; not thread-safe.
 class Roster {
  public:
   std::uint32_t open(const std::string& name, std::uint32_t ranks);
+  // For a session over `connection`; throws NodeRefused while another one of that name stands. The session's
+  // own process is its last rank, of which `attached` knows, too.
+  std::uint32_t open_session(const std::string& name, std::uint32_t ranks, std::uint64_t connection);
+  void end_session(std::uint32_t owner, std::vector<Event>& events);
+  std::vector<EngineStatus> engines() const;
+  std::size_t mappers() const { return mappers_.size(); }
   // The owner of (engine, rank), or throws NodeRefused.
   std::uint32_t owner_of(std::string_view engine, std::uint32_t rank) const;
 
@@ -42,7 +49,8 @@ class Roster {
   std::uint64_t holder(std::uint32_t owner, std::uint32_t rank) const;  // id of its live mapper, 0 if none
   void remove(std::uint64_t id, std::vector<Event>& events);
 
-  void fence(std::uint32_t owner, std::uint64_t epoch);
+  // Of an engine that is gone there is nobody to ask: its fences end at once.
+  void fence(std::uint32_t owner, std::uint64_t epoch, std::vector<Event>& events);
   // The epoch to ask this mapper for now, if any; counts as asked.
   std::optional<std::uint64_t> next_fence(Mapper& mapper);
   // Ends what every mapper has acknowledged.
@@ -57,10 +65,14 @@ class Roster {
     std::string name;
     std::uint32_t ranks;
     std::set<std::uint64_t> fences;  // open, by epoch
+    std::uint64_t session = 0;       // its connection
+    bool came = false;               // with a session, and goes when that has ended and nobody maps
   };
-  void require(std::uint32_t owner) const;
+  const Engine& engine(std::uint32_t owner) const;
+  void leave(std::uint32_t owner, std::vector<Event>& events);
 
-  std::vector<Engine> engines_;  // owner - 1
+  std::map<std::uint32_t, Engine> engines_;  // by owner
+  std::uint32_t last_owner_ = 0;
   std::map<std::uint64_t, Mapper> mappers_;
 };
 

@@ -12,6 +12,12 @@
 #include "node/server_impl.h"
 
 namespace kvarter {
+
+bool Listener::on_call(std::uint32_t, const wire::Call&, std::span<const std::byte>, std::span<std::byte>,
+                       wire::Reply&) {
+  return false;
+}
+
 namespace {
 
 constexpr std::size_t kMaxStrangers = 64;
@@ -58,18 +64,27 @@ void NodeServer::Impl::run() {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(next_tick - Steady::now());
     const int count = ::epoll_wait(epoll_.get(), ready.data(), static_cast<int>(ready.size()),
                                    static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
+    std::vector<Event> events;
     {
       const std::lock_guard lock(mutex_);
       if (stop_) return;
       for (int i = 0; i < count; ++i) handle(ready[static_cast<std::size_t>(i)].data.u64);
       for (const std::uint32_t owner : due_) advance(owner);
       due_.clear();
+      events = std::exchange(events_, {});
     }
-    for (const Event& event : std::exchange(events_, {})) {
-      if (event.fenced)
-        listener_->on_fenced(event.owner, *event.fenced);
-      else
-        listener_->on_dead(event.owner);
+    for (const Event& event : events) {
+      switch (event.kind) {
+        case Event::Kind::kFenced:
+          listener_->on_fenced(event.owner, event.epoch);
+          break;
+        case Event::Kind::kDead:
+          listener_->on_dead(event.owner);
+          break;
+        case Event::Kind::kGone:
+          listener_->on_gone(event.owner);
+          break;
+      }
     }
     if (Steady::now() < next_tick) continue;
     next_tick = Steady::now() + tick_;
@@ -100,17 +115,19 @@ void NodeServer::Impl::handle(std::uint64_t data) {
 
 void NodeServer::Impl::accept_all() {
   for (;;) {
-    Connection connection{Fd(::accept4(door_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)), {}};
+    Connection connection;
+    connection.socket = Fd(::accept4(door_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!connection.socket) {
       // Out of descriptors: the door would be ready for ever, so it is shut until the next tick.
       if (errno != EAGAIN && errno != ECONNABORTED && errno != EINTR) set_door(false);
       return;
     }
+    ++counters_.connections;
     connection.peer = peer_of(connection.socket.get());
     const std::uint64_t id = ++last_connection_;
     if (!watch(connection.socket.get(), tag(kConnection, id))) continue;
     connections_.emplace(id, std::move(connection));
-    const auto stranger = [](const auto& entry) { return entry.second.mapper == 0; };
+    const auto stranger = [](const auto& entry) { return entry.second.stranger(); };
     if (static_cast<std::size_t>(std::count_if(connections_.begin(), connections_.end(), stranger)) >
         kMaxStrangers)
       drop(std::find_if(connections_.begin(), connections_.end(), stranger)->first);
@@ -169,9 +186,26 @@ std::uint32_t NodeServer::attached(std::uint32_t owner) const {
 void NodeServer::fence(std::uint32_t owner, std::uint64_t epoch) {
   const std::lock_guard lock(impl_->mutex_);
   if (impl_->stop_) return;
-  impl_->roster_.fence(owner, epoch);
+  impl_->roster_.fence(owner, epoch, impl_->events_);
   impl_->due_.insert(owner);
   impl_->wake();
+}
+
+NodeCounters NodeServer::counters() const {
+  const std::lock_guard lock(impl_->mutex_);
+  NodeCounters counters = impl_->counters_;
+  counters.mappers_now = impl_->roster_.mappers();
+  return counters;
+}
+
+std::vector<EngineStatus> NodeServer::engines() const {
+  const std::lock_guard lock(impl_->mutex_);
+  return impl_->roster_.engines();
+}
+
+void NodeServer::drain() {
+  const std::lock_guard lock(impl_->mutex_);
+  impl_->draining_ = true;
 }
 
 std::vector<pid_t> NodeServer::mappers(std::uint32_t owner) const {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "kvarter/node.h"
+#include "kvarter/pool.h"
 #include "node/fd.h"
 #include "node/roster.h"
 #include "node/socket.h"
@@ -28,7 +29,11 @@ inline constexpr std::uint64_t tag(Source source, std::uint64_t id = 0) { return
 struct Connection {
   Fd socket;
   Peer peer;
-  std::uint64_t mapper = 0;  // 0: has not introduced itself
+  std::uint64_t mapper = 0;  // that it speaks for
+  // Of a session: whose, and the memory shared with it.
+  std::uint32_t owner = 0;
+  std::unique_ptr<Memfd> exchange;
+  bool stranger() const { return mapper == 0 && exchange == nullptr; }
 };
 
 }  // namespace kvarter::node
@@ -51,10 +56,12 @@ class NodeServer::Impl {
   }
 
   const std::string path_;
-  mutable std::mutex mutex_;  // guards what the public methods share with the thread: roster_, due_, stop_
+  mutable std::mutex mutex_;  // guards what the public methods share with the thread: what follows
   Roster roster_;
   std::set<std::uint32_t> due_;  // owners with a fence to send or to end
-  bool stop_ = false;
+  bool stop_ = false, draining_ = false;
+  NodeCounters counters_;
+  std::vector<Event> events_;
 
  private:
   bool watch(int fd, std::uint64_t data) const;
@@ -64,7 +71,9 @@ class NodeServer::Impl {
   bool receive_one(std::uint64_t id, Connection& connection);
   void introduce(std::uint64_t id, Connection& connection, const wire::Hello& hello, std::size_t size);
   std::uint64_t admit(std::uint64_t id, Connection& connection, const wire::Hello& hello, std::size_t size);
-  bool grant(const Connection& connection, std::uint32_t owner);
+  bool grant(const Connection& connection, std::uint32_t owner, std::span<const Exported> files);
+  void begin_session(std::uint64_t id, Connection& connection, const wire::Hello& hello, std::size_t size);
+  bool answer(Connection& connection, const wire::Call& call);
   bool notice(Connection& connection, const wire::Notice& notice);
   void advance(std::uint32_t owner);
   void drop(std::uint64_t id);
@@ -82,7 +91,6 @@ class NodeServer::Impl {
   // The thread's own:
   std::map<std::uint64_t, Connection> connections_;
   std::uint64_t last_connection_ = 0, last_mapper_ = 0;
-  std::vector<Event> events_;
   bool door_open_ = true;
 
   std::mutex closing_;  // guards thread_

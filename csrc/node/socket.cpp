@@ -141,6 +141,11 @@ bool ended(int pidfd) {
   return ::poll(&poll, 1, 0) == 1;
 }
 
+bool hung_up(int socket) {
+  pollfd poll{.fd = socket, .events = 0, .revents = 0};
+  return ::poll(&poll, 1, 0) == 1 && (poll.revents & (POLLHUP | POLLERR)) != 0;
+}
+
 Fd duplicate(int fd) {
   Fd copy(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
   if (!copy) fail("duplicate descriptor " + std::to_string(fd));

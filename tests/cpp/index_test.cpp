@@ -373,5 +373,5 @@ TEST_CASE("records of another size, version or pool are refused with the numbers
                     doctest::Contains("expected 256 slots in 2 arenas"));
   reinterpret_cast<RecordsHeader*>(w.index.records().data())->layout_version = 9;
   CHECK_THROWS_WITH(Index({256, 0.5}, pool, w.clock, again(w.index.records())),
-                    doctest::Contains("layout version 9; this build reads version 1"));
+                    doctest::Contains("layout version 9; this build reads version 2"));
 }

@@ -200,9 +200,9 @@ TEST_CASE("a fence ends when its last mapper has acknowledged or died, lower one
   roster.add(1, mapper(owner, 0));
   roster.add(2, mapper(owner, 1));
   std::vector<Event> events;
-  roster.fence(owner, 0);
+  roster.fence(owner, 0, events);
   CHECK(roster.next_fence(*roster.find(1)) == 0);
-  roster.fence(owner, 5);
+  roster.fence(owner, 5, events);
   CHECK_FALSE(roster.next_fence(*roster.find(1)));  // one in flight
   CHECK(roster.next_fence(*roster.find(2)) == 5);
   roster.find(1)->fenced_below = 1;
@@ -210,23 +210,41 @@ TEST_CASE("a fence ends when its last mapper has acknowledged or died, lower one
   CHECK(events.empty());
   roster.remove(2, events);
   REQUIRE(events.size() == 1);
-  CHECK(events[0].fenced == 0);
+  CHECK(events[0].epoch == 0);
   roster.remove(1, events);
   REQUIRE(events.size() == 3);
-  CHECK(events[1].fenced == 5);
-  CHECK_FALSE(events[2].fenced);
+  CHECK(events[1].epoch == 5);
+  CHECK(events[2].kind == Event::Kind::kDead);
+}
+
+TEST_CASE("an engine that came with a session is forgotten when that has ended and nobody maps for it") {
+  Roster roster;
+  std::vector<Event> events;
+  const std::uint32_t owner = roster.open_session("e", 1, 7);
+  CHECK_THROWS_AS(roster.open_session("e", 1, 8), NodeRefused);
+  roster.add(1, mapper(owner, 0));
+  roster.end_session(owner, events);
+  CHECK(events.empty());
+  roster.remove(1, events);
+  REQUIRE(events.size() == 2);
+  CHECK(events[1].kind == Event::Kind::kGone);
+  CHECK(roster.engines().empty());
+  roster.fence(owner, 3, events);  // what it had reserved may still expire: there is nobody to ask
+  CHECK(events[2].epoch == 3);
+  CHECK(roster.open_session("e", 1, 9) == owner + 1);
 }
 
 TEST_CASE("values no engine can have are refused") {
   Roster roster;
+  std::vector<Event> events;
   CHECK_THROWS_AS(roster.open("", 1), std::invalid_argument);
   CHECK_THROWS_AS(roster.open(std::string(109, 'n'), 1), std::invalid_argument);
   CHECK_THROWS_AS(roster.open("e", 0), std::invalid_argument);
   CHECK_THROWS_AS(roster.open("e", 65537), std::invalid_argument);
-  CHECK_THROWS_AS(roster.fence(1, 0), std::invalid_argument);
+  CHECK_THROWS_AS(roster.fence(1, 0, events), std::invalid_argument);
   CHECK_THROWS_AS(roster.attached(0), std::invalid_argument);
   const std::uint32_t owner = roster.open("e", 1);
-  CHECK_THROWS_AS(roster.fence(owner, ~0ull), std::invalid_argument);
+  CHECK_THROWS_AS(roster.fence(owner, ~0ull, events), std::invalid_argument);
   CHECK_THROWS_AS(roster.owner_of("e", 1), NodeRefused);
   CHECK_THROWS_AS(roster.owner_of("f", 0), NodeRefused);
   CHECK(roster.owner_of("e", 0) == owner);

@@ -1,6 +1,7 @@
 #pragma once
-// The node inside an engine: what the index wants of its mappers reaches them, and what they acknowledge or
-// die of reaches the index. Also the other end: a mapper whose copy engine answers the fences.
+// The node: what the index wants of its mappers reaches them, what they acknowledge or die of reaches the
+// index, and what sessions ask of it is answered. Also the other end: a mapper whose copy engine answers the
+// fences.
 
 #include <atomic>
 #include <memory>
@@ -16,8 +17,10 @@ namespace kvarter {
 // end at once.
 class EmbeddedNode {
  public:
+  // serves: engines may come by themselves, each with a session (RemoteIndex); else they are opened here.
   // REQUIRES: index outlives this. Throws as NodeServer does.
-  EmbeddedNode(Index& index, std::span<const Exported> exported, std::string path, std::uint32_t tick_ms);
+  EmbeddedNode(Index& index, std::span<const Exported> exported, std::string path, std::uint32_t tick_ms,
+               bool serves = false);
   ~EmbeddedNode();
   EmbeddedNode(const EmbeddedNode&) = delete;
   EmbeddedNode& operator=(const EmbeddedNode&) = delete;

@@ -102,6 +102,8 @@ enum class Reason : std::uint8_t {
   kInvalidated,
   kCorrupt,
   kOrphaned,  // an ancestor was dropped as corrupt
+  // asked of a node in another process
+  kNodeGone,  // it did not answer
   kCount
 };
 const char* name(Reason reason) noexcept;
@@ -262,6 +264,12 @@ class Index {
   void fenced(Owner owner, std::uint64_t epoch);
   // Every process that mapped the pool for owner is dead: nobody writes or reads for it any more.
   void owner_dead(Owner owner);
+  // As owner_dead, and the owner's number is never used again: nothing is remembered of it.
+  void forget(Owner owner);
+  // False when the lease stands and is another's.
+  bool may_end(LeaseId id, Owner owner) const;
+  // False when any of these shards of an entry in flight is written by another owner.
+  bool may_report(std::span<const Handle> handles, Shards shards, Owner owner) const;
   // The epoch that copies of new reservations of owner carry.
   std::uint64_t epoch(Owner owner) const;
 
@@ -284,6 +292,7 @@ class Index {
 
   const Memfd& records() const;
   const Memfd& columns() const;
+  const Clock& clock() const;
 
   struct Impl;  // only csrc/index sees inside
 

@@ -10,7 +10,8 @@
 namespace kvarter {
 
 // What one memory file of the pool holds. Only the node writes records and index; mappers read them.
-enum class ArenaKind : std::uint32_t { kPayload = 0, kRecords = 1, kIndex = 2 };
+// kExchange is a session's own and no part of the pool.
+enum class ArenaKind : std::uint32_t { kPayload = 0, kRecords = 1, kIndex = 2, kExchange = 3 };
 
 // One memory file of the pool, by descriptor. `bytes` is what may be mapped: at most the file's size.
 // `arena` names a payload arena and is below kMaxArenas; it means nothing for the other kinds.

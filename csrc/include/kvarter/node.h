@@ -20,6 +20,11 @@
 // The messages are in csrc/node/PROTOCOL.md.
 namespace kvarter {
 
+namespace wire {
+struct Call;
+struct Reply;
+}  // namespace wire
+
 // Anything that keeps node and client apart: no node, no answer, a directory others can enter.
 class NodeError : public std::runtime_error {
  public:
@@ -36,6 +41,9 @@ enum class Refusal : std::uint32_t {
   kRank = 5,       // the engine has fewer ranks
   kDuplicate = 6,  // a live process has that rank already
   kUnwatched = 7,  // no pidfd to be had, so its death would go unseen
+  kEmbedded = 8,   // sessions are for a node of its own process
+  kDraining = 9,   // the node is ending, or hands over to another
+  kMemory = 10,    // none left for a session
 };
 
 // The node's answer when it refuses: one sentence with what was found and what was expected.
@@ -58,6 +66,30 @@ class Listener {
   virtual void on_dead(std::uint32_t owner) = 0;
   // About every tick_ms.
   virtual void on_tick() = 0;
+  // An engine that came with a session is gone: its session has ended and nobody maps for it. Its number
+  // means nothing any more.
+  virtual void on_gone(std::uint32_t owner) { static_cast<void>(owner); }
+
+  // Whether engines may come by themselves, each with a session.
+  virtual bool serves() const { return false; }
+  // A session asks; fills `reply` and the outbox. False when what it asks is malformed or of another's: the
+  // session ends. Called under the server's lock: may not call the server.
+  virtual bool on_call(std::uint32_t owner, const wire::Call& call, std::span<const std::byte> inbox,
+                       std::span<std::byte> outbox, wire::Reply& reply);
+};
+
+// What came and went at the door since start.
+struct NodeCounters {
+  std::uint64_t connections = 0, refused = 0, violations = 0, sessions = 0, calls = 0;
+  std::uint64_t mappers_now = 0, sessions_now = 0;
+};
+
+// An engine that was opened here. pids: of its live mappers.
+struct EngineStatus {
+  std::uint32_t owner = 0, ranks = 0, attached = 0;
+  std::string name;
+  bool session = false;
+  std::vector<pid_t> pids;
 };
 
 // The node's side. Threads: every method is safe from any thread; one own thread serves all connections and
@@ -89,6 +121,12 @@ class NodeServer {
   // fence at a time, and then the highest still wanted. Of a closed node nobody is asked: a listener's tick
   // may fall into its closing. REQUIRES: epoch < 2^64 - 1.
   void fence(std::uint32_t owner, std::uint64_t epoch);
+
+  NodeCounters counters() const;
+  // Engines with a session or a live mapper.
+  std::vector<EngineStatus> engines() const;
+  // From now on nobody new is let in; those who are in stay. Not undone.
+  void drain();
 
   // Process ids of the live mappers of `owner`, one per rank, in order of attaching.
   std::vector<pid_t> mappers(std::uint32_t owner) const;

@@ -1,5 +1,5 @@
 #pragma once
-// Format of the records memfd, layout version 1: little-endian, position-independent, the truth about every
+// Format of the records memfd, layout version 2: little-endian, position-independent, the truth about every
 // slot.
 //
 //   [RecordsHeader, 4096 B] [NamespaceRecord x 1024] [SlotRecord x max_slots]
@@ -18,7 +18,7 @@ namespace kvarter {
 
 using Digest = std::array<std::uint8_t, 32>;
 
-inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::uint32_t kLayoutVersion = 2;
 inline constexpr std::uint64_t kRecordsMagic = 0x3152'5241'564b'0001;  // "..KVAR1" and a byte-order mark
 inline constexpr std::uint32_t kMaxNamespaces = 1024;
 inline constexpr std::uint32_t kMaxGroups = 64;

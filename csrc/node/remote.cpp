@@ -1,0 +1,396 @@
+#include "kvarter/remote.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+
+#include "kvarter/finder.h"
+#include "kvarter/node.h"
+#include "node/greeting.h"
+#include "node/wire.h"
+
+namespace kvarter {
+
+using namespace node;
+
+class RemoteIndex::Impl {
+ public:
+  Impl(const std::string& path, const std::string& name, std::uint32_t ranks, std::uint32_t layout,
+       std::chrono::milliseconds timeout, std::chrono::milliseconds patience)
+      : patience_(patience) {
+    const auto deadline = Steady::now() + timeout;
+    Greeting to = greet(path, name, wire::kSession | ranks, layout, deadline);
+    if (to.granted.size() != 1 || to.granted[0].kind != ArenaKind::kExchange ||
+        to.granted[0].bytes != wire::kInbox + wire::kOutbox)
+      throw NodeError("the node at '" + path + "' grants no session");
+    exchange_.emplace(Memfd::adopt(to.files[0].release()));
+    socket_ = std::move(to.socket);
+    node_ = std::move(to.node);
+    owner = to.owner;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Steady::now());
+    try {
+      mapper.emplace(path, name, ranks, layout, nullptr, std::max(left, std::chrono::milliseconds(1)));
+      mapping_ = mapper->mapping();
+      finder.emplace(mapping_->records(), mapping_->index());
+    } catch (const NodeRefused& refused) {
+      if (refused.refusal != Refusal::kLayout) throw;
+    }
+    connected = true;
+  }
+
+  // Sends the call and waits for its reply; false when there is none. REQUIRES: the lock.
+  bool ask(wire::Call call, wire::Reply& reply) {
+    if (!connected) return false;
+    call.number = ++number_;
+    if (call.deadline != 0) {
+      const auto now = static_cast<std::uint64_t>(Steady::now().time_since_epoch().count());
+      call.deadline -= std::min(call.deadline, now);
+    }
+    if (send_packet(socket_.get(), bytes_of(call)) && receive(reply) && reply.number == number_) {
+      epoch = reply.epoch;
+      remote_version = reply.version;
+      attached = reply.attached;
+      return true;
+    }
+    end();
+    return false;
+  }
+
+  void end() {
+    connected = false;
+    socket_.reset();
+  }
+
+  std::byte* inbox() { return exchange_->data(); }
+  const std::byte* outbox() const { return exchange_->data() + wire::kInbox; }
+
+  // Where the chain's digests end in the inbox; nothing when they do not fit.
+  std::optional<std::uint64_t> put(const Chain& chain, wire::Call& call) {
+    const std::uint64_t bytes = (chain.digests.size() + 1) * sizeof(Digest);
+    if (bytes > wire::kInbox / 2) return std::nullopt;
+    std::memcpy(inbox(), chain.parent.data(), sizeof(Digest));
+    if (!chain.digests.empty())  // what a span of nothing points at is nothing
+      std::memcpy(inbox() + sizeof(Digest), chain.digests.data(), chain.digests.size_bytes());
+    call.ns = chain.ns;
+    call.first_unit = chain.first_unit;
+    call.units = chain.digests.size();
+    return bytes;
+  }
+
+  template <class T>
+  std::uint64_t put_at(std::uint64_t at, std::span<const T> values) {
+    if (!values.empty()) std::memcpy(inbox() + at, values.data(), values.size_bytes());
+    return at + values.size_bytes();
+  }
+
+  void take(const wire::Reply& reply, std::uint64_t at, std::vector<Slot>& slots) const {
+    const auto* const places = reinterpret_cast<const wire::Place*>(outbox() + at);
+    for (std::uint64_t i = 0; i < reply.slots; ++i)
+      slots.push_back({places[i].record, places[i].arena, places[i].offset, places[i].length,
+                       places[i].checksum, places[i].generation});
+  }
+
+  // A look-up through the socket, for who cannot read the mapped index.
+  std::uint64_t find(wire::Verb verb, const Chain& chain, std::uint32_t group, std::uint64_t first,
+                     std::uint64_t count, std::uint64_t step) {
+    const std::lock_guard lock(mutex);
+    wire::Call call{.verb = verb, .group = group, .first = first, .count = count, .bytes = step};
+    wire::Reply reply{};
+    return put(chain, call) && ask(call, reply) ? reply.count : 0;
+  }
+
+  std::mutex mutex;
+  std::atomic<bool> connected{false};
+  Owner owner = 0;
+  std::atomic<std::uint64_t> epoch{0}, remote_version{0};
+  std::atomic<std::uint32_t> attached{0};
+  std::optional<NodeClient> mapper;
+  std::optional<Finder> finder;
+  std::map<std::uint32_t, std::uint32_t> most_shards;                // by namespace
+  std::map<LeaseId, std::pair<std::uint64_t, std::uint64_t>> reads;  // blocks and bytes of open read leases
+  std::vector<Slot> fresh;                                           // slots of `fresh_lease`
+  LeaseId fresh_lease = 0;
+  struct Pending {  // an entry that this session writes shards of
+    std::uint64_t shards, bytes;
+    bool ok;
+  };
+  std::unordered_map<Handle, Pending> writes;
+  Counters counts;
+
+  void ended(std::unordered_map<Handle, Pending>::iterator write, Reason reason) {
+    --counts.in_flight;
+    if (reason == Reason::kNone) {
+      ++counts.stored;
+      counts.stored_bytes += write->second.bytes;
+    } else {
+      ++counts.reasons[static_cast<int>(reason)];
+    }
+    writes.erase(write);
+  }
+
+ private:
+  bool receive(wire::Reply& reply) {
+    const auto until = Steady::now() + patience_;
+    for (;;) {
+      std::size_t size = 0;
+      const Received got = receive_packet(socket_.get(), bytes_of(reply), size);
+      if (got == Received::kPacket) return size == sizeof reply;
+      if (got == Received::kEnd) return false;
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Steady::now());
+      std::array<pollfd, 2> wait{{{.fd = socket_.get(), .events = POLLIN, .revents = 0},
+                                  {.fd = node_.get(), .events = POLLIN, .revents = 0}}};
+      const int ready =
+          ::poll(wait.data(), wait.size(), static_cast<int>(std::max<std::int64_t>(left.count(), 0)));
+      if (ready == 0) return false;
+      if (ready > 0 && wait[0].revents == 0) return false;  // it died
+    }
+  }
+
+  const std::chrono::milliseconds patience_;
+  std::optional<Memfd> exchange_;
+  Fd socket_, node_;
+  std::shared_ptr<const Mapping> mapping_;
+  std::uint32_t number_ = 0;
+};
+
+RemoteIndex::RemoteIndex(const std::string& path, const std::string& name, std::uint32_t ranks,
+                         std::chrono::milliseconds timeout, std::chrono::milliseconds patience,
+                         std::uint32_t layout_version)
+    : impl_(std::make_unique<Impl>(path, name, ranks, layout_version, timeout, patience)) {}
+
+RemoteIndex::~RemoteIndex() { close(); }
+
+bool RemoteIndex::connected() const noexcept { return impl_->connected; }
+Owner RemoteIndex::owner() const noexcept { return impl_->owner; }
+
+std::uint32_t RemoteIndex::look() {
+  const std::lock_guard lock(impl_->mutex);
+  wire::Reply reply{};
+  if (!impl_->ask({.verb = wire::kLook}, reply)) return 0;
+  return reply.attached - (impl_->mapper && reply.attached > 0 ? 1 : 0);
+}
+
+void RemoteIndex::close() noexcept {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->end();
+  if (impl_->mapper) impl_->mapper->close();
+}
+
+void RemoteIndex::know(std::uint32_t ns, std::uint32_t most_shards) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->most_shards[ns] = most_shards;
+}
+
+std::uint64_t RemoteIndex::leading(const Chain& chain, std::uint32_t group, std::uint64_t limit) const {
+  if (!impl_->connected) return 0;
+  if (impl_->finder) return impl_->finder->leading(chain, group, limit);
+  return impl_->find(wire::kLeading, chain, group, 0, limit, 0);
+}
+
+std::uint64_t RemoteIndex::last_run(const Chain& chain, std::uint32_t group, std::uint64_t end,
+                                    std::uint64_t run, std::uint64_t step) const {
+  if (!impl_->connected) return 0;
+  if (impl_->finder) return impl_->finder->last_run(chain, group, end, run, step);
+  return impl_->find(wire::kLastRun, chain, group, end, run, step);
+}
+
+bool RemoteIndex::contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const {
+  if (!impl_->connected) return false;
+  if (impl_->finder) return impl_->finder->contains(chain, group, block);
+  return impl_->find(wire::kContains, chain, group, block, 0, 0) != 0;
+}
+
+std::uint64_t RemoteIndex::version() const {
+  if (!impl_->connected) return 0;
+  return impl_->finder ? impl_->finder->version() : impl_->remote_version.load();
+}
+
+Status RemoteIndex::lease(const Chain& chain, std::span<const Range> ranges, LeaseKind kind, Owner,
+                          std::uint64_t deadline, std::uint64_t bytes, LeaseId& id) {
+  const std::lock_guard lock(impl_->mutex);
+  Impl& x = *impl_;
+  wire::Call call{.verb = wire::kLease,
+                  .count = ranges.size(),
+                  .deadline = deadline,
+                  .bytes = bytes,
+                  .kind = static_cast<std::uint32_t>(kind)};
+  const auto at = x.put(chain, call);
+  if (!at || ranges.size() > wire::kInbox / 2 / sizeof(wire::Wanted)) return Status::kRejected;
+  std::vector<wire::Wanted> wanted;
+  std::uint64_t blocks = 0;
+  for (const Range& range : ranges) {
+    wanted.push_back({range.group, range.first, range.count});
+    blocks += range.count;
+  }
+  call.at = *at;
+  x.put_at(*at, std::span<const wire::Wanted>(wanted));
+  wire::Reply reply{};
+  if (!x.ask(call, reply)) return Status::kClosed;
+  const auto status = static_cast<Status>(reply.status);
+  if (status != Status::kOk) return status;
+  id = reply.id;
+  if (kind != LeaseKind::kRead) return status;
+  x.fresh.clear();
+  x.take(reply, 0, x.fresh);
+  while (x.fresh.size() < reply.count) {  // more than one answer holds
+    wire::Reply more{};
+    if (!x.ask({.verb = wire::kSlots, .first = x.fresh.size(), .id = id}, more)) return Status::kClosed;
+    if (more.slots == 0) return Status::kNotFound;  // it has ended meanwhile
+    x.take(more, 0, x.fresh);
+  }
+  x.fresh_lease = id;
+  std::uint64_t payload = 0;
+  for (const Slot& slot : x.fresh) payload += slot.length;
+  x.reads[id] = {blocks, payload};
+  x.counts.leased += blocks;
+  x.counts.leased_now += blocks;
+  return status;
+}
+
+std::vector<Slot> RemoteIndex::slots(LeaseId id) {
+  const std::lock_guard lock(impl_->mutex);
+  Impl& x = *impl_;
+  if (x.fresh_lease == id) {
+    x.fresh_lease = 0;
+    return std::move(x.fresh);
+  }
+  std::vector<Slot> slots;
+  wire::Reply reply{};
+  do {
+    if (!x.ask({.verb = wire::kSlots, .first = slots.size(), .id = id}, reply)) return {};
+    x.take(reply, 0, slots);
+  } while (slots.size() < reply.count && reply.slots > 0);
+  return slots;
+}
+
+bool RemoteIndex::release(LeaseId id, Outcome outcome) {
+  const std::lock_guard lock(impl_->mutex);
+  Impl& x = *impl_;
+  wire::Reply reply{};
+  const bool asked =
+      x.ask({.verb = wire::kRelease, .id = id, .kind = static_cast<std::uint32_t>(outcome)}, reply);
+  const bool stood = asked && reply.status == static_cast<std::uint32_t>(Status::kOk);
+  const auto read = x.reads.find(id);
+  if (read == x.reads.end()) return stood;
+  const auto [blocks, bytes] = read->second;
+  x.reads.erase(read);
+  x.counts.leased_now -= blocks;
+  if (!stood) outcome = Outcome::kExpired;
+  (outcome == Outcome::kLoaded   ? x.counts.loaded
+   : outcome == Outcome::kFailed ? x.counts.load_failed
+   : outcome == Outcome::kUnused ? x.counts.load_unused
+                                 : x.counts.load_expired) += blocks;
+  if (outcome == Outcome::kLoaded) x.counts.loaded_bytes += bytes;
+  return stood;
+}
+
+void RemoteIndex::drop_corrupt(LeaseId id, std::span<const std::uint32_t> positions) {
+  const std::lock_guard lock(impl_->mutex);
+  if (positions.size_bytes() > wire::kInbox) return;
+  impl_->put_at(0, positions);
+  wire::Reply reply{};
+  impl_->ask({.verb = wire::kDropCorrupt, .count = positions.size(), .id = id}, reply);
+}
+
+std::vector<Reserved> RemoteIndex::reserve(const Chain& chain, const Range& range, Shards shards, Owner,
+                                           std::uint64_t deadline, std::vector<Slot>& slots) {
+  const std::lock_guard lock(impl_->mutex);
+  Impl& x = *impl_;
+  x.counts.offered += range.count;
+  std::vector<Reserved> made;
+  wire::Call call{.verb = wire::kReserve,
+                  .group = range.group,
+                  .deadline = deadline,
+                  .kind = std::max(x.most_shards[chain.ns], 1u),
+                  .first_shard = shards.first,
+                  .shards = shards.count};
+  const std::uint64_t at_once = wire::kOutbox / (sizeof(wire::Made) + call.kind * sizeof(wire::Place));
+  bool fits = x.put(chain, call).has_value();
+  while (made.size() < range.count && fits) {
+    call.first = range.first + made.size();
+    call.count = std::min<std::uint64_t>(range.count - made.size(), at_once);
+    wire::Reply reply{};
+    if (!x.ask(call, reply) || reply.count != call.count) break;
+    const auto* const blocks = reinterpret_cast<const wire::Made*>(x.outbox());
+    for (std::uint64_t i = 0; i < reply.count; ++i)
+      made.push_back(
+          {static_cast<Status>(blocks[i].status), static_cast<Reason>(blocks[i].reason), blocks[i].handle});
+    const std::size_t before = slots.size();
+    x.take(reply, reply.count * sizeof(wire::Made), slots);
+    const auto granted = static_cast<std::uint64_t>(
+        std::count_if(blocks, blocks + reply.count, [](const wire::Made& b) { return b.handle != 0; }));
+    if (granted == 0) continue;
+    const std::uint64_t each = reply.slots / granted;
+    std::uint64_t bytes = 0;
+    for (std::size_t i = before; i < std::min<std::size_t>(before + each, slots.size()); ++i)
+      bytes += slots[i].length;
+    for (std::uint64_t i = 0; i < reply.count; ++i)
+      if (blocks[i].handle != 0) x.writes[blocks[i].handle] = {each, bytes, true};
+  }
+  made.resize(range.count, {Status::kClosed, Reason::kNodeGone, 0});
+  for (const Reserved& block : made) {
+    if (block.handle != 0)
+      ++x.counts.in_flight;
+    else
+      ++x.counts.reasons[std::min<std::size_t>(static_cast<std::size_t>(block.reason),
+                                               static_cast<std::size_t>(Reason::kNodeGone))];
+  }
+  return made;
+}
+
+void RemoteIndex::complete(std::span<const Handle> handles, std::uint32_t shard,
+                           std::span<const std::uint8_t> ok, std::span<const std::uint64_t> checksums) {
+  const std::lock_guard lock(impl_->mutex);
+  Impl& x = *impl_;
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    const auto write = x.writes.find(handles[i]);
+    if (write == x.writes.end()) continue;
+    write->second.ok &= ok[i] != 0;
+    if (--write->second.shards == 0) {
+      const bool stored = write->second.ok && x.connected;
+      x.ended(write, stored ? Reason::kNone : x.connected ? Reason::kFailed : Reason::kNodeGone);
+    }
+  }
+  const std::size_t at_once = wire::kInbox / 17 / 8 * 8;
+  for (std::size_t from = 0; from < handles.size(); from += at_once) {
+    const std::size_t count = std::min(at_once, handles.size() - from);
+    std::uint64_t at = x.put_at(0, handles.subspan(from, count));
+    at = x.put_at(at, checksums.subspan(from, count));
+    x.put_at(at, ok.subspan(from, count));
+    wire::Reply reply{};
+    if (!x.ask({.verb = wire::kComplete, .count = count, .first_shard = shard}, reply)) return;
+  }
+}
+
+void RemoteIndex::abort(std::span<const Handle> handles, Shards shards) {
+  const std::lock_guard lock(impl_->mutex);
+  for (const Handle handle : handles)
+    if (const auto write = impl_->writes.find(handle); write != impl_->writes.end())
+      impl_->ended(write, Reason::kAborted);
+  const std::size_t at_once = wire::kInbox / sizeof(Handle);
+  for (std::size_t from = 0; from < handles.size(); from += at_once) {
+    const std::size_t count = std::min(at_once, handles.size() - from);
+    impl_->put_at(0, handles.subspan(from, count));
+    wire::Reply reply{};
+    const wire::Call call{
+        .verb = wire::kAbort, .count = count, .first_shard = shards.first, .shards = shards.count};
+    if (!impl_->ask(call, reply)) return;
+  }
+}
+
+std::uint64_t RemoteIndex::epoch(Owner) const { return impl_->epoch; }
+
+Counters RemoteIndex::counters() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->counts;
+}
+
+}  // namespace kvarter
