@@ -314,6 +314,24 @@ void register_remote(py::module_& m) {
       .def_property_readonly("owner", &RemoteIndex::owner)
       .def("look", &RemoteIndex::look, release(), "Asks how things are; the ranks that are attached.")
       .def("know", &RemoteIndex::know, py::arg("ns"), py::arg("most_shards"), release())
+      .def(
+          "below_leading",
+          [](const RemoteIndex& index, const BoundChain& chain, std::uint32_t group, std::uint64_t from,
+             std::uint64_t limit) { return index.below_leading(chain.chain, group, from, limit); },
+          py::arg("chain"), py::arg("group"), py::arg("first"), py::arg("limit"), release())
+      .def(
+          "below_last_run",
+          [](const RemoteIndex& index, const BoundChain& chain, std::uint32_t group, std::uint64_t end,
+             std::uint64_t run,
+             std::uint64_t step) { return index.below_last_run(chain.chain, group, end, run, step); },
+          py::arg("chain"), py::arg("group"), py::arg("end"), py::arg("run"), py::arg("step"), release())
+      .def(
+          "below_contains",
+          [](const RemoteIndex& index, const BoundChain& chain, std::uint32_t group, std::uint64_t block) {
+            return index.below_contains(chain.chain, group, block);
+          },
+          py::arg("chain"), py::arg("group"), py::arg("block"), release())
+      .def_property_readonly("below_version", &RemoteIndex::below_version)
       .def("close", &RemoteIndex::close, release());
 }
 

@@ -181,12 +181,13 @@ void register_embedded(py::module_& m) {
   py::class_<EmbeddedNode>(m, "EmbeddedNode", "A NodeServer whose listener is the index.",
                            py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](Index& index, const std::vector<ExportedTuple>& exported, std::string path,
-                       std::uint32_t tick_ms, bool serves) {
+                       std::uint32_t tick_ms, bool serves, const DiskLog* log) {
              return std::make_unique<EmbeddedNode>(index, exported_from(exported), std::move(path), tick_ms,
-                                                   serves);
+                                                   serves, log);
            }),
            py::arg("index"), py::arg("exported"), py::arg("path"), py::arg("tick_ms"),
-           py::arg("serves") = false, py::keep_alive<1, 2>())
+           py::arg("serves") = false, py::arg("log").none(true) = nullptr, py::keep_alive<1, 2>(),
+           py::keep_alive<1, 7>())
       .def(
           "open_engine",
           [](EmbeddedNode& node, const std::string& name, std::uint32_t ranks) {

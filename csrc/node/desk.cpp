@@ -103,7 +103,7 @@ void complete(Index& index, Owner owner, const wire::Call& call, std::span<const
 
 }  // namespace
 
-bool serve(Index& index, Owner owner, const wire::Call& call, std::span<const std::byte> inbox,
+bool serve(Index& index, const DiskLog* log, Owner owner, const wire::Call& call, std::span<const std::byte> inbox,
            std::span<std::byte> outbox, wire::Reply& reply) noexcept {
   const std::uint64_t now = index.clock().now();
   const std::uint64_t deadline = now + std::min(call.deadline, ~std::uint64_t{0} - now);
@@ -156,6 +156,18 @@ bool serve(Index& index, Owner owner, const wire::Call& call, std::span<const st
         index.abort(own, {call.first_shard, call.shards});
         break;
       }
+      case wire::kBelowLeading:
+        require(log != nullptr);
+        reply.count = log->leading(chain_of(call, inbox), call.group, call.first, call.count);
+        break;
+      case wire::kBelowLastRun:
+        require(log != nullptr);
+        reply.count = log->last_run(chain_of(call, inbox), call.group, call.first, call.count, call.bytes);
+        break;
+      case wire::kBelowContains:
+        require(log != nullptr);
+        reply.count = log->contains(chain_of(call, inbox), call.group, call.first);
+        break;
       default:
         return false;
     }
@@ -166,6 +178,7 @@ bool serve(Index& index, Owner owner, const wire::Call& call, std::span<const st
   }
   reply.epoch = index.epoch(owner);
   reply.version = index.version();
+  reply.below = log == nullptr ? 0 : log->version();
   return true;
 }
 

@@ -57,6 +57,7 @@ class RemoteIndex::Impl {
     if (send_packet(socket_.get(), bytes_of(call)) && receive(reply) && reply.number == number_) {
       epoch = reply.epoch;
       remote_version = reply.version;
+      below_version = reply.below;
       attached = reply.attached;
       return true;
     }
@@ -110,7 +111,7 @@ class RemoteIndex::Impl {
   std::mutex mutex;
   std::atomic<bool> connected{false};
   Owner owner = 0;
-  std::atomic<std::uint64_t> epoch{0}, remote_version{0};
+  std::atomic<std::uint64_t> epoch{0}, remote_version{0}, below_version{0};
   std::atomic<std::uint32_t> attached{0};
   std::optional<NodeClient> mapper;
   std::optional<Finder> finder;
@@ -168,7 +169,9 @@ RemoteIndex::RemoteIndex(const std::string& path, const std::string& name, std::
 
 RemoteIndex::~RemoteIndex() { close(); }
 
-bool RemoteIndex::connected() const noexcept { return impl_->connected; }
+bool RemoteIndex::connected() const noexcept {
+  return impl_->connected && (!impl_->mapper || impl_->mapper->connected());
+}
 Owner RemoteIndex::owner() const noexcept { return impl_->owner; }
 
 std::uint32_t RemoteIndex::look() {
@@ -387,6 +390,22 @@ void RemoteIndex::abort(std::span<const Handle> handles, Shards shards) {
 }
 
 std::uint64_t RemoteIndex::epoch(Owner) const { return impl_->epoch; }
+
+std::uint64_t RemoteIndex::below_leading(const Chain& chain, std::uint32_t group, std::uint64_t from,
+                                         std::uint64_t limit) const {
+  return impl_->connected ? impl_->find(wire::kBelowLeading, chain, group, from, limit, 0) : 0;
+}
+
+std::uint64_t RemoteIndex::below_last_run(const Chain& chain, std::uint32_t group, std::uint64_t end,
+                                          std::uint64_t run, std::uint64_t step) const {
+  return impl_->connected ? impl_->find(wire::kBelowLastRun, chain, group, end, run, step) : 0;
+}
+
+bool RemoteIndex::below_contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const {
+  return impl_->connected && impl_->find(wire::kBelowContains, chain, group, block, 0, 0) != 0;
+}
+
+std::uint64_t RemoteIndex::below_version() const { return impl_->below_version; }
 
 Counters RemoteIndex::counters() const {
   const std::lock_guard lock(impl_->mutex);

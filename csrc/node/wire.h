@@ -55,6 +55,9 @@ enum Verb : std::uint32_t {  // numbers keep their meaning for ever
   kReserve = 9,
   kComplete = 10,
   kAbort = 11,
+  kBelowLeading = 12,
+  kBelowLastRun = 13,
+  kBelowContains = 14,
 };
 
 struct Call {  // client to node, on a session; PROTOCOL.md says which verb reads which fields
@@ -70,7 +73,7 @@ struct Call {  // client to node, on a session; PROTOCOL.md says which verb read
 struct Reply {  // node to client, one for each call
   std::uint32_t number, status;
   std::uint64_t id, count, slots;
-  std::uint64_t epoch, version;  // as they are now
+  std::uint64_t epoch, version, below;  // as they are now; below: the disk's version
   std::uint32_t attached, zero;
 };
 
@@ -85,7 +88,7 @@ struct Place {  // a slot, in the outbox
   std::uint32_t record, arena;
   std::uint64_t offset, length, checksum, generation;
 };
-static_assert(sizeof(Call) == 96 && sizeof(Reply) == 56 && sizeof(Wanted) == 24 && sizeof(Made) == 16 &&
+static_assert(sizeof(Call) == 96 && sizeof(Reply) == 64 && sizeof(Wanted) == 24 && sizeof(Made) == 16 &&
               sizeof(Place) == 40);
 
 static_assert(sizeof(Hello) == 128 && sizeof(Answer) == 512 && sizeof(Grant) == 520 && sizeof(Notice) == 16);

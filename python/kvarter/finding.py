@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Protocol
 
 from . import _core
 from .geometry import Geometry
 from .sequence import Sequence
+
+AnyIndex = _core.Index | _core.RemoteIndex
+"""What a scheduler asks: its own index, or that of a node in another process."""
+
+
+class Log(Protocol):
+    """What a log on disk has of a chain; see csrc/include/kvarter/disk.h."""
+
+    def leading(self, chain: _core.Chain, group: int, from_: int, limit: int, /) -> int: ...
+    def last_run(self, chain: _core.Chain, group: int, end: int, run: int, step: int, /) -> int: ...
+    def contains(self, chain: _core.Chain, group: int, block: int, /) -> bool: ...
+    @property
+    def version(self) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -26,9 +40,7 @@ class Found:
     A chained group's blocks in the pool are a prefix, and so are those in the log (R7): together they are one, too.
     """
 
-    def __init__(
-        self, space: Space, sequence: Sequence, index: _core.Index, log: _core.DiskLog | None = None
-    ) -> None:
+    def __init__(self, space: Space, sequence: Sequence, index: AnyIndex, log: Log | None = None) -> None:
         """log: None looks at the pool alone."""
         self._geometry, self._index = space.geometry, index
         self._chain = sequence.chain(space.above)

@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import Protocol
 
 from . import _core
-from .finding import Found, Space, runs
+from .finding import AnyIndex, Found, Log, Space, runs
 from .geometry import Geometry
 from .policy import LoadPolicy
 from .sequence import Sequence
-from .transfers import Match
-
-if TYPE_CHECKING:
-    from .tiers.disk import Disk
+from .transfers import Blocks, Match
 
 Range = tuple[int, int, int]  # group, first block, blocks
+Lease = tuple[_core.Status, int]
+
+
+class Below(Protocol):
+    """The disk below a pool, in this process (`tiers.disk.Disk`) or in a node."""
+
+    @property
+    def log(self) -> Log: ...
+    @property
+    def queued_reads(self) -> int:
+        """Bytes that were asked for and have not come."""
+
+    def copier(self, space: Space, sequence: Sequence) -> Callable[[dict[int, Blocks]], None] | None:
+        """What takes stored blocks of a sequence, as it is now, to be copied down; None where nothing goes there."""
+
+    def used(self, space: Space, match: Match, ranges: list[Range]) -> None:
+        """A hit above is a use below, and what the disk has lost of it is to be copied down again."""
+
+    def fetch(
+        self, space: Space, match: Match, until: int, lease: Callable[[], Lease]
+    ) -> Callable[[], Lease | None]:
+        """Begins to bring up what the match has on disk. What it returns takes the `lease` when all is there, says
+        TimedOut at `until`, and None before."""
 
 
 class Matcher:
@@ -24,7 +45,7 @@ class Matcher:
     most_promoted: bytes that one match may bring up from disk.
     """
 
-    def __init__(self, index: _core.Index, policy: LoadPolicy, disk: Disk | None, most_promoted: int) -> None:
+    def __init__(self, index: AnyIndex, policy: LoadPolicy, disk: Below | None, most_promoted: int) -> None:
         self._index, self._policy, self._disk, self._most_promoted = index, policy, disk, most_promoted
         self.counts = Counter({"not_worthwhile": 0, "too_large_to_promote": 0})
 
@@ -54,7 +75,7 @@ class Matcher:
 
     def _from_disk(
         self,
-        disk: Disk,
+        disk: Below,
         space: Space,
         sequence: Sequence,
         found: Found,

@@ -16,6 +16,7 @@ from . import _core
 from .geometry import Geometry
 
 if TYPE_CHECKING:
+    from .finding import AnyIndex
     from .sequence import Sequence
 
 Blocks = npt.NDArray[np.int64]  # numbers of blocks in their sequence
@@ -55,7 +56,7 @@ class Ticket:
 
     def __init__(
         self,
-        index: _core.Index,
+        index: AnyIndex,
         geometry: Geometry,
         match: Match,
         attempt: Callable[[], tuple[_core.Status, int] | None],
@@ -133,7 +134,7 @@ class Reservation:
 
     def __init__(
         self,
-        index: _core.Index,
+        index: AnyIndex,
         geometry: Geometry,
         parts: dict[int, Part],
         shards: tuple[int, int],

@@ -7,6 +7,7 @@
 #include <memory>
 
 #include "kvarter/copy.h"
+#include "kvarter/disk.h"
 #include "kvarter/index.h"
 #include "kvarter/node.h"
 
@@ -18,9 +19,9 @@ namespace kvarter {
 class EmbeddedNode {
  public:
   // serves: engines may come by themselves, each with a session (RemoteIndex); else they are opened here.
-  // REQUIRES: index outlives this. Throws as NodeServer does.
+  // log: what sessions find below the index. REQUIRES: index and log outlive this. Throws as NodeServer does.
   EmbeddedNode(Index& index, std::span<const Exported> exported, std::string path, std::uint32_t tick_ms,
-               bool serves = false);
+               bool serves = false, const DiskLog* log = nullptr);
   ~EmbeddedNode();
   EmbeddedNode(const EmbeddedNode&) = delete;
   EmbeddedNode& operator=(const EmbeddedNode&) = delete;

@@ -61,6 +61,13 @@ class RemoteIndex {
   void abort(std::span<const Handle> handles, Shards shards = {});
   // As the node's last answer said.
   std::uint64_t epoch(Owner owner) const;
+  // As DiskLog's methods, of the log below the node's index. False, or nothing, where there is none.
+  std::uint64_t below_leading(const Chain& chain, std::uint32_t group, std::uint64_t from,
+                              std::uint64_t limit) const;
+  std::uint64_t below_last_run(const Chain& chain, std::uint32_t group, std::uint64_t end, std::uint64_t run,
+                               std::uint64_t step) const;
+  bool below_contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const;
+  std::uint64_t below_version() const;  // as the last answer said
   // Of this session alone: what it offered and leased. What the node does with blocks is in the node's own.
   Counters counters() const;
 
