@@ -168,6 +168,13 @@ void def_calls(py::class_<I>& c) {
           },
           py::arg("handles"), py::arg("shards") = std::pair(0, 0), release())
       .def("epoch", &I::epoch, py::arg("owner"))
+      .def_property_readonly(
+          "pool_id",
+          [](const I& index) {
+            const auto id = index.pool_id();
+            return py::bytes(reinterpret_cast<const char*>(id.data()), id.size());
+          },
+          "16 bytes that tell one pool from another.")
       .def("counters", [](const I& index) { return counters_dict(index.counters()); });
 }
 

@@ -123,6 +123,14 @@ void register_mapping(py::module_& m) {
           "Where those bytes lie in this process. IndexError unless all are inside the arena.")
       .def("addresses", &addresses, py::arg("arenas"), py::arg("offsets"), py::arg("lengths"),
            "u32[n], u64[n], u64[n] -> u64[n]. IndexError names the first row that is outside its arena.")
+      .def_property_readonly(
+          "pool_id",
+          [](const Mapping& self) {
+            if (self.records().empty()) return py::bytes();
+            const auto* header = reinterpret_cast<const RecordsHeader*>(self.records().data());
+            return py::bytes(reinterpret_cast<const char*>(header->pool_id), sizeof header->pool_id);
+          },
+          "16 bytes that tell one pool from another; empty if the pool came without records.")
       .def(
           "payload",
           [](const std::shared_ptr<Mapping>& self, std::uint32_t arena) {

@@ -61,16 +61,16 @@ std::uint64_t leading_of(const Probe& there, std::uint64_t limit) {
 }  // namespace
 
 Finder::Finder(std::span<const std::byte> records, std::span<const std::byte> columns) {
-  const auto* const of_records = reinterpret_cast<const RecordsHeader*>(records.data());
+  of_records_ = reinterpret_cast<const RecordsHeader*>(records.data());
   header_ = reinterpret_cast<ColumnsHeader*>(const_cast<std::byte*>(columns.data()));
-  if (records.size() < sizeof *of_records || columns.size() < sizeof *header_)
+  if (records.size() < sizeof *of_records_ || columns.size() < sizeof *header_)
     throw std::invalid_argument("an index of " + std::to_string(records.size()) + " and " +
                                 std::to_string(columns.size()) + " bytes");
   if (header_->magic != kColumnsMagic || header_->layout_version != kLayoutVersion)
     throw std::runtime_error("an index of layout version " + std::to_string(header_->layout_version) +
                              "; this build reads version " + std::to_string(kLayoutVersion));
   const std::uint32_t rows = header_->max_rows;
-  if (of_records->max_slots != rows || records.size() < records_bytes(rows) ||
+  if (of_records_->max_slots != rows || records.size() < records_bytes(rows) ||
       columns.size() < columns_bytes(rows))
     throw std::invalid_argument("an index of " + std::to_string(rows) + " rows in " +
                                 std::to_string(records.size()) + " and " + std::to_string(columns.size()) +
@@ -103,6 +103,8 @@ bool Finder::contains(const Chain& chain, std::uint32_t group, std::uint64_t blo
 }
 
 std::uint64_t Finder::version() const { return header_->version.load(std::memory_order_acquire); }
+
+std::span<const std::uint8_t, 16> Finder::pool_id() const { return of_records_->pool_id; }
 
 // Whether a committed record has this key: an answer true at some moment of the call, but for a miss when the
 // table did nothing but move cells meanwhile.

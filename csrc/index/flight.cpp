@@ -72,7 +72,7 @@ std::vector<Reserved> Index::reserve(const Chain& chain, const Range& range, Sha
     std::uint32_t at = x.c.slot[row];
     for (std::uint32_t shard = 0; shard < shards.first + shards.count; ++shard, at = x.c.next_shard[at]) {
       if (shard < shards.first) continue;
-      flight.writers[shard] = {owner, x.epochs[owner], true, true, false};
+      flight.writers[shard] = {owner, x.epoch_of(owner), true, true, false};
       SlotRecord& slot = x.records[at];
       slot.owner = owner;
       KVARTER_SYNC_POINT("reserve: owner");

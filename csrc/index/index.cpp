@@ -66,7 +66,9 @@ Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_, std
       records_file(old ? std::move(*old) : new_records(options_, pool_)),
       columns_file("kvarter-columns", columns_bytes(options_.max_slots)),
       c(started(columns_file, options_.max_slots)),
-      finder(all_of(records_file), all_of(columns_file)) {
+      finder(all_of(records_file), all_of(columns_file)),
+      first_epoch(clock_.now() / 1000) {
+  next_lease = std::max(first_epoch << 20, next_lease);  // what an index before this one gave out names nothing
   std::uint32_t first_generation = 1;  // so that no handle is 0
   if (old) {  // a late report or release that names something of the index before must name nothing here
     first_generation = 1 + std::random_device()() / 2;
@@ -188,8 +190,8 @@ std::vector<FenceRequest> Index::tick() {
   std::vector<FenceRequest> fences;
   for (const auto& [row, flight] : x.flights)
     for (const Writer& writer : flight.writers)
-      if (x.state(row) == RowState::kQuarantined && writer.writing && writer.epoch == x.epochs[writer.owner])
-        fences.push_back({writer.owner, x.epochs[writer.owner]++});
+      if (x.state(row) == RowState::kQuarantined && writer.writing && writer.epoch == x.epoch_of(writer.owner))
+        fences.push_back({writer.owner, x.epoch_of(writer.owner)++});
   return fences;
 }
 
@@ -239,7 +241,7 @@ bool Index::may_report(std::span<const Handle> handles, Shards shards, Owner own
 std::uint64_t Index::epoch(Owner owner) const {
   const std::lock_guard lock(impl_->mutex);
   const auto epoch = impl_->epochs.find(owner);
-  return epoch == impl_->epochs.end() ? 0 : epoch->second;
+  return epoch == impl_->epochs.end() ? impl_->first_epoch : epoch->second;
 }
 
 std::uint64_t Index::leading(const Chain& chain, std::uint32_t group, std::uint64_t limit) const {
@@ -260,5 +262,6 @@ std::uint64_t Index::version() const { return impl_->finder.version(); }
 const Memfd& Index::records() const { return impl_->records_file; }
 const Memfd& Index::columns() const { return impl_->columns_file; }
 const Clock& Index::clock() const { return impl_->clock; }
+std::span<const std::uint8_t, 16> Index::pool_id() const { return impl_->finder.pool_id(); }
 
 }  // namespace kvarter

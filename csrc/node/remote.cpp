@@ -174,6 +174,12 @@ bool RemoteIndex::connected() const noexcept {
 }
 Owner RemoteIndex::owner() const noexcept { return impl_->owner; }
 
+std::vector<std::uint8_t> RemoteIndex::pool_id() const {
+  if (!impl_->finder) return std::vector<std::uint8_t>(16);
+  const auto id = impl_->finder->pool_id();
+  return {id.begin(), id.end()};
+}
+
 std::uint32_t RemoteIndex::look() {
   const std::lock_guard lock(impl_->mutex);
   wire::Reply reply{};

@@ -32,7 +32,9 @@ class BaseStore(ABC):
     def __init__(self, clock: _core.Clock, hold_seconds: float) -> None:
         self._clock, self._hold_seconds = clock, hold_seconds
         self._spaces: dict[bytes, Space] = {}
-        self._holds: OrderedDict[str, tuple[int, int]] = OrderedDict()  # (lease, deadline), the oldest first
+        self._holds: OrderedDict[str, tuple[AnyIndex, int, int]] = (
+            OrderedDict()
+        )  # lease, deadline; the oldest first
         self._matcher: Matcher
 
     # --- namespaces
@@ -76,7 +78,7 @@ class BaseStore(ABC):
         limit = sequence.num_tokens - 1 if limit is None else limit
         match, here = self._matcher.match(space, sequence, limit, have_tokens)
         sequence.seen_tokens = max(match.tokens, have_tokens)
-        self._asked(space, sequence, here, request, session)
+        self.asked(space, sequence, here, request, session)
         if match and request is not None:
             self._hold(space, match, request, owner)
         return match
@@ -84,7 +86,7 @@ class BaseStore(ABC):
     def _hold(self, space: Space, match: Match, request: str, owner: int) -> None:
         deadline = self._deadline(self._hold_seconds)
         nbytes = space.geometry.bytes_at(space.geometry.blocks_at(match.tokens))
-        status, hold = self.index.lease(
+        status, hold = space.index.lease(
             match.sequence.chain(space.above),
             in_memory(match),
             _core.LeaseKind.Hold,
@@ -93,17 +95,17 @@ class BaseStore(ABC):
             nbytes,
         )
         if status == _core.Status.Ok:
-            self._holds[request] = (hold, deadline)
+            self._holds[request] = (space.index, hold, deadline)
 
     def drop_hold(self, request: str) -> None:
         """Ends the hold of an earlier match of this request, if there is one."""
-        lease, _ = self._holds.pop(request, (None, 0))
-        if lease is not None:
-            self.index.release(lease, _core.Outcome.Unused)
+        if (held := self._holds.pop(request, None)) is not None:
+            index, lease, _ = held
+            index.release(lease, _core.Outcome.Unused)
 
     def _forget_ended_holds(self) -> None:
         now = self._clock.now()
-        while self._holds and (oldest := next(iter(self._holds.items())))[1][1] <= now:
+        while self._holds and (oldest := next(iter(self._holds.items())))[1][2] <= now:
             self._holds.pop(oldest[0], None)
 
     def load(self, match: Match, deadline: float, *, request: str | None = None, owner: int = 0) -> Ticket:
@@ -117,10 +119,10 @@ class BaseStore(ABC):
         nbytes = space.geometry.bytes_at(match.blocks) if match.blocks else 0
 
         def lease() -> tuple[_core.Status, int]:
-            return self.index.lease(chain, ranges, _core.LeaseKind.Read, owner, until, nbytes)
+            return space.index.lease(chain, ranges, _core.LeaseKind.Read, owner, until, nbytes)
 
         attempt = self.disk.fetch(space, match, until, lease) if self.disk and match.disk_tokens else lease
-        ticket = Ticket(self.index, space.geometry, match, attempt)
+        ticket = Ticket(space.index, space.geometry, match, attempt)
         if self.disk is not None:
             self.disk.used(space, match, ranges)
         if request is not None:  # only now: between hold and lease nothing may be evicted
@@ -150,18 +152,18 @@ class BaseStore(ABC):
         parts = {}
         for group, need in blocks.items():
             results = [
-                self.index.reserve(chain, (group, run.start, len(run)), shards, owner, until)
+                space.index.reserve(chain, (group, run.start, len(run)), shards, owner, until)
                 for run in runs(need)
             ]
             for run in runs(need):
-                self._stored(space, sequence, group, run)
+                self.stored(space, sequence, group, run)
             if results:
                 status, reasons, handles, slots = (
                     np.concatenate(column) for column in zip(*results, strict=True)
                 )
                 parts[group] = (np.array(need, np.int64), status, reasons, handles, slots)
         copy = self.disk.copier(space, sequence) if self.disk is not None else None
-        return Reservation(self.index, space.geometry, parts, shards, copy)
+        return Reservation(space.index, space.geometry, parts, shards, copy)
 
     # --- wishes
 
@@ -186,12 +188,12 @@ class BaseStore(ABC):
         space = self._space(sequence.namespace)
         chain = sequence.chain(space.above)
         limit = sequence.num_tokens if tokens is None else tokens
-        found = Found(space, sequence, self.index)
+        found = Found(space, sequence)
         boundary = space.geometry.boundary(found, min(limit, sequence.units * space.geometry.unit_tokens))
         if not boundary:
             return None
         ranges = [(g, need.start, len(need)) for g, need in enumerate(found.needed(boundary)) if need]
-        status, pin = self.index.lease(chain, ranges, _core.LeaseKind.Pin, 0, self._deadline(ttl), 0)
+        status, pin = space.index.lease(chain, ranges, _core.LeaseKind.Pin, 0, self._deadline(ttl), 0)
         return pin if status == _core.Status.Ok else None
 
     def unpin(self, pin: int) -> bool:
@@ -201,12 +203,14 @@ class BaseStore(ABC):
     # --- what placement is told
 
     @abstractmethod
-    def _asked(
+    def asked(
         self, space: Space, sequence: Sequence, boundary: int, request: str | None, session: str | None
-    ) -> None: ...
+    ) -> None:
+        """A request for this sequence came, whose first `boundary` tokens are here. Said by `match`."""
 
     @abstractmethod
-    def _stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None: ...
+    def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:
+        """Blocks `run` of a group were reserved. Said by `reserve`."""
 
     @abstractmethod
     def _tick(self) -> None: ...

@@ -72,6 +72,11 @@ class Config(BaseModel):
     weights_id: str | None = Field(
         None, min_length=1, description="Names the weights instead of a fingerprint of their files"
     )
+    node: str | None = Field(
+        None,
+        pattern=r"^unix:///.+",
+        description="unix:// and the socket of `kvarter serve`, which then has pool and disk; default: embedded",
+    )
     directory: str | None = Field(
         None, description="Owner-only directory of the socket that workers attach to"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from . import _core
@@ -32,6 +32,7 @@ class Space:
     above: int
     below: int | None
     geometry: Geometry
+    index: AnyIndex = field(compare=False, repr=False)  # whose numbers these are
 
 
 class Found:
@@ -40,9 +41,9 @@ class Found:
     A chained group's blocks in the pool are a prefix, and so are those in the log (R7): together they are one, too.
     """
 
-    def __init__(self, space: Space, sequence: Sequence, index: AnyIndex, log: Log | None = None) -> None:
+    def __init__(self, space: Space, sequence: Sequence, log: Log | None = None) -> None:
         """log: None looks at the pool alone."""
-        self._geometry, self._index = space.geometry, index
+        self._geometry, self._index = space.geometry, space.index
         self._chain = sequence.chain(space.above)
         self._log = log if space.below is not None else None
         self._chain_below = sequence.chain(space.below) if space.below is not None else self._chain

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from . import _core
-from .finding import AnyIndex, Found, Log, Space, runs
+from .finding import Found, Log, Space, runs
 from .geometry import Geometry
 from .policy import LoadPolicy
 from .sequence import Sequence
@@ -45,20 +45,20 @@ class Matcher:
     most_promoted: bytes that one match may bring up from disk.
     """
 
-    def __init__(self, index: AnyIndex, policy: LoadPolicy, disk: Below | None, most_promoted: int) -> None:
-        self._index, self._policy, self._disk, self._most_promoted = index, policy, disk, most_promoted
+    def __init__(self, policy: LoadPolicy, disk: Below | None, most_promoted: int) -> None:
+        self._policy, self._disk, self._most_promoted = policy, disk, most_promoted
         self.counts = Counter({"not_worthwhile": 0, "too_large_to_promote": 0})
 
     def match(self, space: Space, sequence: Sequence, limit: int, have: int) -> tuple[Match, int]:
         """The match for an engine that has `have` tokens itself, and the boundary that memory alone could serve."""
         geometry = space.geometry
         limit = min(limit, sequence.units * geometry.unit_tokens)
-        found = Found(space, sequence, self._index)
+        found = Found(space, sequence)
         in_memory = geometry.boundary(found, limit)
         # Where memory serves all there is to serve, the disk is not asked.
         more = in_memory + geometry.alignment <= limit
         if self._disk is not None and space.below is not None and more:
-            both = Found(space, sequence, self._index, self._disk.log)
+            both = Found(space, sequence, self._disk.log)
             boundary = geometry.boundary(both, limit)
             if boundary > max(in_memory, have):
                 match = self._from_disk(

@@ -6,6 +6,7 @@ import copy
 from array import array
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,7 @@ class Sequence:
         self.seen_tokens = 0  # that the last match found, in whatever tier: somebody had them before
         self._rest = array("I")
         self.classes: npt.NDArray[np.uint16] | None = None  # of each unit, as the placement policy sees it
+        self.told: Any = None  # what a node in another process knows of it
         self.extend(tokens, extras)
 
     @classmethod
@@ -51,7 +53,7 @@ class Sequence:
         self._first_unit, self._parent = first_unit, parent
         if first_unit:
             self._last = parent
-        self._append(np.ascontiguousarray(digests, np.uint8).reshape(-1, 32))
+        self.append(np.ascontiguousarray(digests, np.uint8).reshape(-1, 32))
         return self
 
     def extend(self, tokens: Iterable[int] | memoryview, extras: Seq[Extra] = ()) -> None:
@@ -67,7 +69,7 @@ class Sequence:
         if full:
             here = [(unit - done, tag, offset, value) for unit, tag, offset, value in extras]
             tokens = rest[: full * unit_tokens]
-            self._append(_core.chain_digests(tokens, unit_tokens, self._last, here or None))
+            self.append(_core.chain_digests(tokens, unit_tokens, self._last, here or None))
         self._rest = rest[full * unit_tokens :]
 
     def in_namespace(self, namespace: Namespace) -> Sequence:
@@ -79,9 +81,11 @@ class Sequence:
         other = copy.copy(self)
         other.namespace = namespace
         other._buffer = self._buffer.copy()
+        other._chains, other.told, other.classes = {}, None, None
         return other
 
-    def _append(self, digests: Digests) -> None:
+    def append(self, digests: Digests) -> None:
+        """Further units by digests uint8[n, 32] that somebody made. REQUIRES: no tokens of an incomplete unit."""
         units = self._units + len(digests)
         if units > len(self._buffer):  # the old buffer stays valid for the chains that look at it
             grown = np.empty((max(units, 2 * len(self._buffer)), 32), np.uint8)
@@ -97,6 +101,16 @@ class Sequence:
     def units(self) -> int:
         """Full hash units from token 0 on, those before a given parent included."""
         return self._first_unit + self._units
+
+    @property
+    def first_unit(self) -> int:
+        """The first unit whose digest is known."""
+        return self._first_unit
+
+    @property
+    def parent(self) -> bytes:
+        """Digest of the unit before that; empty when there is none."""
+        return self._parent
 
     @property
     def from_start(self) -> bool:

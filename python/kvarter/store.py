@@ -63,7 +63,7 @@ class Store(BaseStore):
         self.disk: Disk | None = None
         if disk is not None:
             self.disk = Disk(disk, self.pool, self.index, self._clock, self.load_policy)
-        self._matcher = Matcher(self.index, self.load_policy, self.disk, int(hold_share * dram))
+        self._matcher = Matcher(self.load_policy, self.disk, int(hold_share * dram))
         self._placement = Placement(self.index, kind(slots), self._seconds)
         self._wishes = Wishes(self._placement, self._seconds)
         self._ticks_elsewhere = False
@@ -83,7 +83,8 @@ class Store(BaseStore):
         space = self._spaces.get(digest)
         if space is None:
             below = self.disk.open(digest, geometry) if self.disk is not None and lasting else None
-            space = Space(self.index.open_namespace(digest, geometry.shapes()), below, geometry)
+            above = self.index.open_namespace(digest, geometry.shapes())
+            space = Space(above, below, geometry, self.index)
             self._spaces[digest] = space
         return space
 
@@ -117,12 +118,12 @@ class Store(BaseStore):
     def share(self, namespace: Namespace, *, floor: int = 0, quota: int = 0) -> None:
         self.index.set_share(self._space(namespace).above, floor, quota)
 
-    def _asked(
+    def asked(
         self, space: Space, sequence: Sequence, boundary: int, request: str | None, session: str | None
     ) -> None:
         self._wishes.asked(space, sequence, boundary, request, session)
 
-    def _stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:
+    def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:
         self._placement.stored(sequence, sequence.chain(space.above), space.geometry, group, run)
 
     # --- account

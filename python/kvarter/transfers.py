@@ -76,6 +76,15 @@ class Ticket:
             position += len(need)
         self.poll()
 
+    @property
+    def pool(self) -> bytes:
+        """Names the pool that the slots are in."""
+        return self._index.pool_id
+
+    def epoch(self, owner: int) -> int:
+        """What copies of these slots carry."""
+        return self._index.epoch(owner)
+
     def poll(self) -> bool:
         """Whether the bytes are in the slots, or never will be. Blocks in memory always are."""
         if self.status == _core.Status.Busy and (taken := self._attempt()) is not None:
@@ -151,6 +160,15 @@ class Reservation:
 
     def __len__(self) -> int:
         return len(self.handles)
+
+    @property
+    def pool(self) -> bytes:
+        """Names the pool that the slots are in."""
+        return self._index.pool_id
+
+    def epoch(self, owner: int) -> int:
+        """What copies into these slots carry."""
+        return self._index.epoch(owner)
 
     def groups(self) -> list[int]:
         """Groups with granted blocks, in the order of `handles`."""

@@ -32,12 +32,15 @@ class Finder {
                          std::uint64_t step) const;
   bool contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const;
   std::uint64_t version() const;
+  // Random; tells one pool from another.
+  std::span<const std::uint8_t, 16> pool_id() const;
 
  private:
   friend class Probe;
   bool committed(const Key& key) const;
 
   // Only ever read, as the operators that read atomically want them.
+  const RecordsHeader* of_records_;
   SlotRecord* records_;
   std::uint32_t* slots_;  // by row
   std::uint64_t* cells_;

@@ -293,6 +293,7 @@ class Index {
   const Memfd& records() const;
   const Memfd& columns() const;
   const Clock& clock() const;
+  std::span<const std::uint8_t, 16> pool_id() const;
 
   struct Impl;  // only csrc/index sees inside
 

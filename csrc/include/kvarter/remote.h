@@ -34,6 +34,8 @@ class RemoteIndex {
 
   bool connected() const noexcept;
   Owner owner() const noexcept;
+  // Zeros where the node's index cannot be read.
+  std::vector<std::uint8_t> pool_id() const;
   // Asks the node, so that epoch and version are what they are now. Returns the ranks that are attached,
   // without this process.
   std::uint32_t look();

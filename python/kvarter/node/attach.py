@@ -85,6 +85,16 @@ class Attachment:
             ) from None
         self._mapping = self._client.mapping
 
+    @property
+    def pool(self) -> bytes:
+        """Names the pool: slots of another one mean nothing here."""
+        return self._mapping.pool_id
+
+    @property
+    def connected(self) -> bool:
+        """Whether the node is there. What is mapped stays as it was."""
+        return self._client.connected
+
     def addresses(self, slots: Slots) -> npt.NDArray[np.uint64]:
         """Where the slots of any shape are in this process, uint64 of the same shape. IndexError out of bounds."""
         flat = slots.reshape(-1)

@@ -16,10 +16,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from vllm.version import __version__ as vllm_version
 
+from ...base_store import BaseStore
 from ...config import Config, disabled
 from ...errors import UnsupportedEngine
-from ...node import invitation
-from ...store import Store
+from ...node import invited
 from .. import SUPPORTED_VLLM
 from .layout import groups_of
 from .messages import EMPTY, Shards, StepMetadata, WorkerReport
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("kvarter.vllm")
 # A drafter that keeps KV writes what depends on the token after a block, which the block's name does not say.
 _DRAFTS_WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix")
-_stores: weakref.WeakSet[Store] = weakref.WeakSet()
+_stores: weakref.WeakSet[BaseStore] = weakref.WeakSet()
 
 
-def stores() -> list[Store]:
-    """The stores embedded in this process's engines."""
+def stores() -> list[BaseStore]:
+    """The stores of this process's engines."""
     return list(_stores)
 
 
@@ -103,9 +103,10 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
             self._scheduler = SchedulerSide(vllm_config, kv_cache_config, groups, config)
             _stores.add(self._scheduler.store)
         else:
-            invited = invitation(str(vllm_config.kv_transfer_config.engine_id), config.directory)
+            engine = str(vllm_config.kv_transfer_config.engine_id)
+            place = invited(engine, config.directory, config.node)
             zeroed_first = vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing
-            self._worker = WorkerSide(kv_cache_config, groups, config, parallel.rank, invited, zeroed_first)
+            self._worker = WorkerSide(kv_cache_config, groups, config, parallel.rank, place, zeroed_first)
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -50,7 +50,7 @@ class Jobs:
         blocks = [int(block) for part in parts for block in part.engine_blocks]
         number, self._next = self._next, self._next + 1
         self._jobs[number] = Job(reservation, blocks, time.monotonic() + self._seconds)
-        self._new.append(StoreJob(number, epoch, tuple(parts)))
+        self._new.append(StoreJob(number, reservation.pool, epoch, tuple(parts)))
         watched = [self._pool.blocks[block] for block in blocks]
         self._pool.touch(watched)  # touch and unpin leave the count as it was; what remains is the watcher
         self._pool.unpin_blocks(watched, self._on_reuse)

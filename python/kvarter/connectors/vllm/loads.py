@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ... import _core
-from ...store import Store
+from ...node import Home
 from .layout import Groups
 from .messages import Loaded, LoadJob, Part
 from .requests import RequestState
@@ -35,8 +35,8 @@ class Loads:
     `hits`: matched tokens by tier.
     """
 
-    def __init__(self, store: Store, groups: Groups, owner: int, seconds: float) -> None:
-        self._store, self.groups, self._owner, self._seconds = store, groups, owner, seconds
+    def __init__(self, home: Home, groups: Groups, seconds: float) -> None:
+        self._home, self.groups, self._seconds = home, groups, seconds
         self._open: dict[str, RequestState] = {}
         self._waiting: dict[str, _Waiting] = {}
         self._ready: list[LoadJob] = []
@@ -70,7 +70,7 @@ class Loads:
             return
         self.hits["disk"] += match.disk_tokens
         self.hits["dram"] += match.new_tokens - match.disk_tokens
-        state.ticket = self._store.load(match, self._seconds, request=request, owner=self._owner)
+        state.ticket = self._home.store.load(match, self._seconds, request=request, owner=self._home.owner)
         self._waiting[request] = _Waiting(state, blocks.get_block_ids())
         if not state.ticket.poll():
             self._ready.append(self._job(request, None))
@@ -100,7 +100,11 @@ class Loads:
         return parts
 
     def _job(self, request: str, parts: tuple[Part, ...] | None) -> LoadJob:
-        return LoadJob(request, self._store.index.epoch(self._owner), parts)
+        state = self._open.get(request)
+        ticket = state.ticket if state is not None else None
+        if ticket is None:
+            return LoadJob(request, b"", 0, parts)
+        return LoadJob(request, ticket.pool, ticket.epoch(self._home.owner), parts)
 
     def reported(self, loaded: Mapping[str, list[Loaded]]) -> None:
         """What ranks said of their copies. Blocks that failed their check go at once."""

@@ -32,18 +32,20 @@ class Part(NamedTuple):
 
 
 class StoreJob(NamedTuple):
-    """Engine blocks to gather into slots; answered with one outcome and checksum a block, in this order."""
+    """Engine blocks to gather into slots of a pool; answered with one outcome and checksum a block, in this order."""
 
     job: int
+    pool: bytes
     epoch: int
     parts: tuple[Part, ...]
 
 
 class LoadJob(NamedTuple):
-    """Slots to scatter into engine blocks for a request that waits for them. Empty parts: it fails at once. None: the
+    """Slots of a pool to scatter into engine blocks for a request that waits for them. Empty parts: it fails at once. None: the
     blocks are on their way to the pool, and another job will name them; failures are told in the order of admission."""
 
     request: str
+    pool: bytes
     epoch: int
     parts: tuple[Part, ...] | None
 

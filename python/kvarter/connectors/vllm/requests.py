@@ -31,7 +31,7 @@ class RequestState:
     uncacheable: str | None = None  # why nothing of this request can be named
     retry: set[int] = field(default_factory=set)
     match: Match | None = None
-    match_key: tuple[tuple[int, int], int, int] = ((-1, -1), -1, -1)  # what the memoised match depends on
+    match_key: tuple[tuple[int, ...], int, int] = ((-1, -1), -1, -1)  # what the memoised match depends on
     ticket: Ticket | None = None  # an open load
     external_tokens: int = 0  # that the engine counts as hits of that load
     never_match: bool = False  # a load of this request has failed

@@ -13,12 +13,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from ...base_store import BaseStore
+from ... import _core
 from ...config import Config
-from ...errors import AttachError
+from ...errors import AttachError, UnsupportedEngine
 from ...geometry import State
-from ...node import embed
+from ...node import home
 from ...policy import AlwaysLoad
 from ...store import Store
+from ...tiers.disk import Disk
 from ...transfers import Match, Reservation
 from .events import Events
 from .hints import hints_of
@@ -53,25 +56,22 @@ class SchedulerSide:
         parallel = vllm_config.parallel_config
         self._groups, self._config = groups, config
         self._ranks = parallel.world_size
-        self.store = Store(
-            config.pool_bytes(parallel.data_parallel_size_local),
-            max_blocks=config.max_blocks,
-            hold_seconds=config.hold_seconds,
-            policy=config.policy,
-            load_policy=None if config.disk.measure else AlwaysLoad(),
-            disk=config.disk_options(
-                parallel.data_parallel_rank_local or 0, parallel.data_parallel_size_local
-            ),
-        )
         engine = str(vllm_config.kv_transfer_config.engine_id)
-        self._node, _ = embed(self.store, engine, config.directory)
-        self._owner = self._node.open_engine(engine, self._ranks)
-        self._attached = False
+        rank, sharers = parallel.data_parallel_rank_local or 0, parallel.data_parallel_size_local
+        self.home = home(
+            lambda: _own_store(config, rank, sharers),
+            engine,
+            self._ranks,
+            directory=config.directory,
+            node=config.node,
+            hold_seconds=config.hold_seconds,
+            load_policy=None if config.disk.measure else AlwaysLoad(),
+        )
         self._identity = Identity(vllm_config, kv_config, groups, config.weights_id)
         self._identity_error_logged = False
         self._plan_confirmed_only = bool(vllm_config.scheduler_config.async_scheduling)
         self._states: dict[str, RequestState] = {}
-        self.loads = Loads(self.store, groups, self._owner, config.load_seconds)
+        self.loads = Loads(self.home, groups, config.load_seconds)
         self._jobs = Jobs(self._ranks, config.store_seconds)
         self._earlier_blocks: dict[int, object] = {}  # that the engine kept over a change of weights
         self._positional = [g for g, group in enumerate(groups.geometry.groups) if group.lifetime != State()]
@@ -81,11 +81,14 @@ class SchedulerSide:
         self._step = (0.0, 0)  # when the last step began, and its tokens
         self._meter, self._changed = Meter(), False
         published = vllm_config.kv_events_config
-        self._events = (
-            Events(self.store.index, kv_config, groups)
-            if published is not None and published.enable_kv_cache_events
-            else None
-        )
+        self._events: Events | None = None
+        if published is not None and published.enable_kv_cache_events:
+            if not isinstance(self.store.index, _core.Index):
+                raise UnsupportedEngine(
+                    "this engine publishes KV events, and its pool is a node's: this version of Kvarter tells only of an "
+                    "embedded pool; turn one of the two off"
+                )
+            self._events = Events(self.store.index, kv_config, groups)
         self._await_ranks()
 
     def _await_ranks(self) -> None:
@@ -94,7 +97,7 @@ class SchedulerSide:
         until = time.monotonic() + _ATTACH_SECONDS
         while not (self._ready() and self._identity.settled()) and time.monotonic() < until:
             time.sleep(0.01)
-        if not self._attached:
+        if not self._ready():
             logger.warning(
                 "not all of %d ranks are attached yet; nothing is cached until they are", self._ranks
             )
@@ -105,6 +108,10 @@ class SchedulerSide:
             raise AttachError(f"{len(by_rank)} ranks said what their blocks are; expected {self._ranks}")
         self._groups = with_shards(self._groups, by_rank)
         self._identity.groups = self.loads.groups = self._groups
+
+    @property
+    def store(self) -> BaseStore:
+        return self.home.store
 
     def bind_block_pool(self, pool: object) -> None:
         self._jobs.bind(pool)
@@ -143,7 +150,7 @@ class SchedulerSide:
             limit=tokens - 1,
             have_tokens=computed,
             request=state.request.request_id,
-            owner=self._owner,
+            owner=self.home.owner,
             session=state.hints.session,
         )
 
@@ -252,11 +259,13 @@ class SchedulerSide:
     ) -> Reservation:
         assert state.sequence is not None
         known = {g: [b for b in blocks if self._named(state, g, b)] for g, blocks in wanted.items()}
-        reservation = self.store.reserve(state.sequence, known, self._config.store_seconds, owner=self._owner)
+        reservation = self.store.reserve(
+            state.sequence, known, self._config.store_seconds, owner=self.home.owner
+        )
         if len(reservation):
             if self._events is not None:
                 self._events.reserved(reservation, state.request)
-            self._jobs.add(reservation, tables, self.store.index.epoch(self._owner))
+            self._jobs.add(reservation, tables, reservation.epoch(self.home.owner))
         self._changed = True
         return reservation
 
@@ -334,8 +343,8 @@ class SchedulerSide:
             "bytes_moved": moved,
             "seconds": {"store_stall": self._stall_seconds},
         }
-        gauges = {"bytes": {name: float(value) for name, value in self.store.index.ledger().items()}}
-        if self.store.disk is not None:
+        gauges = {"bytes": {name: float(value) for name, value in self.store.ledger().items()}}
+        if isinstance(self.store.disk, Disk):  # of a node it is told by the node
             of_disk, gauges_of_disk = disk_stats(self.store.disk)
             totals, gauges = totals | of_disk, gauges | gauges_of_disk
             gauges["rates"] = self.store.load_policy.seen()
@@ -357,16 +366,13 @@ class SchedulerSide:
         return True
 
     def close(self) -> None:
-        self._node.close()
-        self.store.close()
+        self.home.close()
 
     # --- readiness
 
     def _ready(self) -> bool:
         """Every rank is attached; before that nothing is matched or reserved."""
-        if not self._attached:
-            self._attached = self._node.attached(self._owner) == self._ranks
-        return self._attached
+        return self.home.ready()
 
     def _nameable(self, state: RequestState, tokens: int) -> bool:
         """Whether the request's units have names; extends its sequence to `tokens`."""
@@ -390,6 +396,18 @@ class SchedulerSide:
             logger.warning("request %s is not cached: %s", state.request.request_id, error)
             return False
         return True
+
+
+def _own_store(config: Config, rank: int, sharers: int) -> Store:
+    """Of an engine that is data-parallel rank `rank` of the `sharers` on this host."""
+    return Store(
+        config.pool_bytes(sharers),
+        max_blocks=config.max_blocks,
+        hold_seconds=config.hold_seconds,
+        policy=config.policy,
+        load_policy=None if config.disk.measure else AlwaysLoad(),
+        disk=config.disk_options(rank, sharers),
+    )
 
 
 _LEVELS = {"in_flight", "resident_blocks", "leased_now"}  # go up and down: the ledger shows them in bytes

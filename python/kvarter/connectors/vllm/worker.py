@@ -45,9 +45,10 @@ class _Running(NamedTuple):
     parts: tuple[Part, ...]
     tickets: tuple[int, ...]  # one a part
     slots: tuple[npt.NDArray[np.void], ...]  # this rank's, of each part
+    attachment: Attachment | None  # whose mapping it copies from or into
 
 
-_NOTHING = _Running((), (), ())
+_NOTHING = _Running((), (), (), None)
 
 
 class WorkerSide:
@@ -113,7 +114,7 @@ class WorkerSide:
                 self._loads[load.request] = _NOTHING
             else:
                 self._announced.discard(load.request)
-                self._loads[load.request] = self._submit("scatter", load.parts, load.epoch)
+                self._loads[load.request] = self._submit("scatter", load.parts, load.pool, load.epoch)
 
     def submit_stores(self, meta: StepMetadata) -> None:
         """After the forward that wrote the blocks."""
@@ -124,13 +125,13 @@ class WorkerSide:
     def _submit_store(self, store: StoreJob) -> None:
         groups = self._groups.geometry.groups
         own = tuple(part for part in store.parts if groups[part.group].written_by(self._rank))
-        self._stores[store.job] = self._submit("gather", own, store.epoch)
+        self._stores[store.job] = self._submit("gather", own, store.pool, store.epoch)
 
-    def _submit(self, direction: str, parts: tuple[Part, ...], epoch: int) -> _Running:
+    def _submit(self, direction: str, parts: tuple[Part, ...], pool: bytes, epoch: int) -> _Running:
         tickets, own = [], []
         attachment = self._attachment
-        if attachment is None:
-            return _Running(parts, (), ())
+        if attachment is None or attachment.pool != pool:  # slots of another pool: its node is gone
+            return _Running(parts, (), (), None)
         for part in parts:
             slots = np.ascontiguousarray(
                 part.slots[:, self._groups.geometry.groups[part.group].shard_of(self._rank)]
@@ -142,7 +143,7 @@ class WorkerSide:
                 self._engine.submit(direction, blocks, part.engine_blocks, addresses, checksums, epoch)
             )
             own.append(slots)
-        return _Running(parts, tuple(tickets), tuple(own))
+        return _Running(parts, tuple(tickets), tuple(own), attachment)
 
     def finished_loads(self) -> tuple[set[str], set[str]]:
         """Requests whose load has ended since the last call, and those of them whose load failed.
@@ -176,7 +177,9 @@ class WorkerSide:
         ):
             statuses, _ = self._engine.take(ticket)
             # Its lease may have run out while it copied: then the slots may have been someone else's.
-            still = self._attachment is not None and bool(self._attachment.unchanged(running.slots[at]).all())
+            still = running.attachment is not None and bool(
+                running.attachment.unchanged(running.slots[at]).all()
+            )
             ok = ok and bool((statuses == _core.Status.Ok).all()) and still
             corrupt += [
                 (part.group, int(b)) for b in np.flatnonzero(statuses == _core.Status.Corrupt) if still
@@ -216,17 +219,19 @@ class WorkerSide:
 
     def _attach(self) -> None:
         """On a thread of its own: the scheduler makes its node only after the workers are there, and the first
-        request should find every rank attached, since recurrent states are offered just once."""
+        request should find every rank attached, since recurrent states are offered just once. A node that serves the
+        host may go, and another one come: then this process attaches again."""
         begun, told = time.monotonic(), False
-        while not self._closed.is_set():
+        while not self._closed.wait(_RETRY_SECONDS):
+            if self._attachment is not None and self._attachment.connected:
+                begun, told = time.monotonic(), False
+                continue
             try:
                 self._attachment = Attachment(self._invited, self._rank, self._engine)
-                return
             except AttachError as error:
                 if not told and time.monotonic() - begun > _PATIENCE:
                     told = True
                     logger.error("%s; nothing is cached until that works", error)
-            self._closed.wait(_RETRY_SECONDS)
 
     def close(self) -> None:
         self._closed.set()

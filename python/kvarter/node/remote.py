@@ -1,0 +1,349 @@
+"""A store whose pool is a node's: the same calls, asked over a session.
+
+Look-ups read the mapped index; leases, reservations and commits are one round trip to the node's thread each; what the
+policy and the disk are to know goes by the rare messages and is never waited for. When the node goes, every call
+answers as a miss at once, and a thread of its own looks for the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+from typing import Any
+
+from .. import _core
+from ..base_store import BaseStore
+from ..errors import AttachError, AuditError
+from ..finding import Space, runs
+from ..geometry import Geometry
+from ..keys import Namespace
+from ..matching import Lease, Matcher, Range, in_memory
+from ..policy import AlwaysLoad, LoadPolicy, Measured
+from ..sequence import Sequence
+from ..transfers import Blocks, Match, Reservation, Ticket
+from . import messages as m
+from .control import Control
+
+logger = logging.getLogger("kvarter.node")
+_PATIENCE = 0.25  # seconds that a call waits for the node, before it is given up
+_LOOK_SECONDS = 0.1  # between looks whether the node is there
+_BACKOFF = 2.0  # seconds between attempts, at most
+_MOST_CHAINS = 2048  # that the node is told of; older ones are told anew
+
+
+class RemoteStore(BaseStore):
+    """A session with the node at `path`, as engine `name` of `ranks` ranks.
+
+    Raises `AttachError` when there is no node, or it refuses. Once made it survives the node: `connected` says whether
+    there is one now, `incarnation` counts them.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        ranks: int = 1,
+        *,
+        hold_seconds: float = 2.0,
+        load_policy: LoadPolicy | None = None,
+        timeout: float = 10.0,
+        patience: float = _PATIENCE,
+    ) -> None:
+        super().__init__(_core.SteadyClock(), hold_seconds)
+        self.path, self.name, self.ranks = path, name, ranks
+        self._patience, self._said = patience, load_policy
+        self.incarnation = 0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self.index: _core.RemoteIndex
+        self._attach(timeout)
+        self._thread = threading.Thread(target=self._watch, name="kvarter-session", daemon=True)
+        self._thread.start()
+
+    # --- the session
+
+    def _attach(self, timeout: float) -> None:
+        begun = time.monotonic()
+        try:
+            index = _core.RemoteIndex(self.path, self.name, self.ranks, timeout, self._patience)
+        except (_core.NodeError, OSError, ValueError) as error:
+            raise AttachError(f"no session with the node at {self.path}: {error}") from None
+        try:
+            control = Control(self.path, self.name, max(timeout - (time.monotonic() - begun), 0.1))
+        except AttachError:
+            index.close()
+            raise
+        with self._lock:
+            self.index, self._control = index, control
+            self._spaces, self._holds = {}, type(self._holds)()
+            self._told = _Told(control)
+            self.disk = RemoteDisk(index, control, self._told) if control.welcome.disk else None
+            self.load_policy = self._said or (Measured() if self.disk is not None else AlwaysLoad())
+            if self.disk is not None:
+                self.disk.policy = self.load_policy
+            self._matcher = Matcher(self.load_policy, self.disk, 1 << 62)
+            self.incarnation += 1
+
+    @property
+    def connected(self) -> bool:
+        return self.index.connected and self._control.connected
+
+    @property
+    def owner(self) -> int:
+        """This session's number at the node."""
+        return self.index.owner
+
+    def attached(self) -> int:
+        """Ranks whose mapping stands, as the node says."""
+        return self.index.look()
+
+    def _watch(self) -> None:
+        wait = _LOOK_SECONDS
+        while not self._closed.wait(wait):
+            wait = _LOOK_SECONDS
+            if self.connected:
+                continue
+            self.index.close()
+            self._control.close()
+            try:
+                self._attach(_BACKOFF)
+                logger.warning("attached to the node at %s again", self.path)
+            except AttachError as error:
+                logger.debug("%s", error)
+                wait = _BACKOFF / 4
+
+    # --- namespaces
+
+    def _space(self, namespace: Namespace) -> Space:
+        digest = namespace.digest()
+        with self._lock:
+            space, control, index = self._spaces.get(digest), self._control, self.index
+        if space is None:
+            geometry = Geometry(namespace.unit_tokens, namespace.groups)
+            groups = m.pack(geometry)
+            answer = control.ask(
+                lambda number: m.Open(
+                    number, digest, namespace.unit_tokens, groups, lasting=not namespace.epoch
+                ),
+                self._patience,
+            )
+            if not isinstance(answer, m.Opened):
+                raise AttachError(f"the node at {self.path} answers {answer!r}")
+            index.know(answer.above, max(len(group.shard_bytes) for group in namespace.groups))
+            space = Space(answer.above, answer.below, geometry, index)
+            with self._lock:
+                if self.index is index:
+                    self._spaces[digest] = space
+        return space
+
+    def invalidate(self, namespace: Namespace) -> None:
+        with self._lock:
+            self._spaces.pop(namespace.digest(), None)
+        self._control.request(lambda number: m.Invalidate(number, namespace.digest()), _ignore)
+
+    # --- calls, each a miss while there is no node
+
+    def match(self, sequence: Sequence, **asked: Any) -> Match:
+        if not self.connected:
+            return _miss(sequence, asked)
+        try:
+            return super().match(sequence, **asked)
+        except AttachError:
+            return _miss(sequence, asked)
+
+    def load(self, match: Match, deadline: float, *, request: str | None = None, owner: int = 0) -> Ticket:
+        try:
+            return super().load(match, deadline, request=request, owner=owner)
+        except AttachError:
+            geometry = Geometry(match.sequence.namespace.unit_tokens, match.sequence.namespace.groups)
+            return Ticket(self.index, geometry, match, lambda: (_core.Status.Closed, 0))
+
+    def reserve(self, sequence: Sequence, *args: Any, **kwargs: Any) -> Reservation:
+        try:
+            return super().reserve(sequence, *args, **kwargs)
+        except AttachError:
+            geometry = Geometry(sequence.namespace.unit_tokens, sequence.namespace.groups)
+            return Reservation(self.index, geometry, {}, (0, 0))
+
+    def pin(self, sequence: Sequence, ttl: float, *, tokens: int | None = None) -> int | None:
+        try:
+            return super().pin(sequence, ttl, tokens=tokens)
+        except AttachError:
+            return None
+
+    # --- wishes, and what placement is told
+
+    def hint(self, session: str, **wishes: Any) -> None:
+        self._control.tell(m.Hint(session, wishes))
+
+    def share(self, namespace: Namespace, *, floor: int = 0, quota: int = 0) -> None:
+        self._space(namespace)
+        self._control.ask(
+            lambda number: m.Share(number, namespace.digest(), floor, quota), 10 * self._patience
+        )
+
+    def asked(
+        self, space: Space, sequence: Sequence, boundary: int, request: str | None, session: str | None
+    ) -> None:
+        chain = self._told.chain(space, sequence)
+        self._control.tell(m.Asked(chain, boundary, request, session))
+
+    def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:
+        chain = self._told.chain(space, sequence)
+        self._control.tell(m.Stored(chain, group, run.start, len(run)))
+
+    def _tick(self) -> None: ...  # the node's
+
+    # --- account
+
+    def status(self, timeout: float = 10.0) -> dict[str, Any]:
+        """What the node says of itself: `kvarter status --json`."""
+        return _report(self._control.ask(m.Status, timeout))
+
+    def audit(self) -> dict[str, int]:
+        report = _report(self._control.ask(m.Audit, 60.0))
+        if report["findings"]:
+            raise AuditError("; ".join(report["findings"]))
+        ledger: dict[str, int] = report["ledger"]
+        return ledger
+
+    def ledger(self) -> dict[str, int]:
+        """Nothing: it is the node's, and told by the node alone."""
+        return {}
+
+    def stats(self) -> dict[str, int]:
+        return {**self.index.counters(), **self._matcher.counts, "advice_dropped": self._control.dropped}
+
+    @property
+    def version(self) -> tuple[int, ...]:
+        return self.incarnation, self.index.version, self.index.below_version, self.connected
+
+    def close(self) -> None:
+        self._closed.set()
+        self._end_holds()
+        self.index.close()
+        self._control.close()
+        self._thread.join(2 * _BACKOFF)
+
+    def __repr__(self) -> str:
+        return f"<RemoteStore {self.name} at {self.path}, {'' if self.connected else 'not '}connected>"
+
+
+class _Told:
+    """Which sequences the node knows, by the numbers that it was told."""
+
+    def __init__(self, control: Control) -> None:
+        self._control = control
+        self._next = 0
+
+    def chain(self, space: Space, sequence: Sequence) -> int:
+        """The sequence's number, after the node was told what it does not know of it."""
+        known = sequence.told
+        if known is None or known.by is not self or self._next - known.number > _MOST_CHAINS:
+            self._next += 1
+            known = sequence.told = Known(self, self._next, 0)
+        digests = sequence.digests
+        if known.units < len(digests) or not known.units:
+            new = digests[known.units :].tobytes()
+            space_digest = sequence.namespace.digest()
+            self._control.tell(
+                m.Chain(known.number, space_digest, sequence.first_unit, sequence.parent, known.units, new)
+            )
+            known.units = len(digests)
+        return known.number
+
+
+class Known:
+    """What the node was told of a sequence."""
+
+    def __init__(self, by: _Told, number: int, units: int) -> None:
+        self.by, self.number, self.units = by, number, units
+
+
+class RemoteDisk:
+    """The disk below a node's pool."""
+
+    def __init__(self, index: _core.RemoteIndex, control: Control, told: _Told) -> None:
+        self._index, self._control, self._told = index, control, told
+        self.log = _RemoteLog(index)
+        self.policy: LoadPolicy = AlwaysLoad()
+        self.queued_reads = 0
+
+    def copier(self, space: Space, sequence: Sequence) -> Callable[[dict[int, Blocks]], None] | None:
+        if space.below is None:
+            return None
+        known = sequence.seen_tokens > 0
+        chain = self._told.chain(space, sequence)
+
+        def copy(blocks: dict[int, Blocks]) -> None:
+            ranges = [(g, r.start, len(r)) for g, stored in blocks.items() for r in runs(stored.tolist())]
+            self._control.tell(m.Landed(chain, known, ranges))
+
+        return copy
+
+    def used(self, space: Space, match: Match, ranges: list[Range]) -> None:
+        if space.below is not None:
+            self._control.tell(m.Used(self._told.chain(space, match.sequence), ranges))
+
+    def fetch(
+        self, space: Space, match: Match, until: int, lease: Callable[[], Lease]
+    ) -> Callable[[], Lease | None]:
+        chain = self._told.chain(space, match.sequence)
+        below = [[(run.start, len(run)) for run in runs(_listed(need))] for need in match.below]
+        wanted = [(group, need.start, len(need)) for group, need in enumerate(match.blocks) if need]
+        clock = _core.SteadyClock()
+        seconds = max(until - clock.now(), 0) / 1e9
+        done: list[m.Answer | None] = []
+        self._control.request(
+            lambda number: m.Fetch(number, chain, below, in_memory(match), wanted, seconds), done.append
+        )
+
+        def attempt() -> Lease | None:
+            if clock.now() >= until:
+                return _core.Status.TimedOut, 0
+            if not done:
+                return None
+            answer = done[0]
+            if not isinstance(answer, m.Fetched):
+                return _core.Status.Closed, 0
+            self.queued_reads = answer.queued
+            if answer.nbytes:
+                self.policy.loaded(answer.nbytes, answer.seconds)
+            status = _core.Status(answer.status)
+            return lease() if status == _core.Status.Ok else (status, 0)
+
+        return attempt
+
+
+class _RemoteLog:
+    """`finding.Log` of a node."""
+
+    def __init__(self, index: _core.RemoteIndex) -> None:
+        self._index = index
+        self.leading = index.below_leading
+        self.last_run = index.below_last_run
+        self.contains = index.below_contains
+
+    @property
+    def version(self) -> int:
+        return int(self._index.below_version)
+
+
+def _listed(blocks: Seq[int]) -> Seq[int]:
+    return blocks if isinstance(blocks, range) else list(blocks)
+
+
+def _miss(sequence: Sequence, asked: dict[str, Any]) -> Match:
+    return Match(sequence, 0, asked.get("have_tokens", 0), ())
+
+
+def _report(answer: m.Answer) -> dict[str, Any]:
+    if not isinstance(answer, m.Done):
+        raise AttachError(f"the node answers {answer!r}")
+    return answer.report
+
+
+def _ignore(_: m.Answer | None) -> None: ...

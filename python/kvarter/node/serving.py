@@ -1,0 +1,319 @@
+"""The node of a host: one store that engines of this user come to, ask, and leave.
+
+The C++ thread of `_core.EmbeddedNode` serves everything that is hot. Here are the rare messages, the policy's ticks,
+and what comes up from disk for whoever waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+
+from .. import _core
+from ..errors import AttachError
+from ..finding import Space
+from ..keys import Namespace
+from ..matching import Lease
+from ..sequence import Sequence
+from ..store import Store
+from ..transfers import Match
+from . import messages as m
+from .attach import TICK_MS
+from .control import ControlServer, Peer
+
+logger = logging.getLogger("kvarter.node")
+_IDLE_SECONDS, _BUSY_SECONDS = 0.02, 0.001  # between the ticks of this thread
+_MOST_CHAINS = 4096  # of each who asks
+_KEEP_FETCHED = 2.0  # seconds that what came up waits for its reader
+
+
+class _Chains:
+    """Sequences that one peer told of, by its numbers; the oldest are forgotten."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[int, tuple[Space, Sequence]] = OrderedDict()
+
+    def told(self, space: Space, message: m.Chain) -> None:
+        digests = np.frombuffer(message.digests, np.uint8).reshape(-1, 32)
+        known = self._known.get(message.id)
+        if known is None:
+            if message.at:
+                raise LookupError(f"chain {message.id} goes on from {message.at} units that nobody knows")
+            namespace = cast(Namespace, SimpleNamespace(unit_tokens=space.geometry.unit_tokens))
+            sequence = Sequence.from_digests(namespace, digests, message.first_unit, message.parent)
+            self._known[message.id] = space, sequence
+        else:
+            sequence = known[1]
+            if message.at != len(sequence.digests):
+                raise LookupError(f"chain {message.id} goes on from {message.at} units; it has others")
+            sequence.append(digests)
+        self._known.move_to_end(message.id)
+        while len(self._known) > _MOST_CHAINS:
+            self._known.popitem(last=False)
+
+    def __getitem__(self, number: int) -> tuple[Space, Sequence]:
+        known = self._known.get(number)
+        if known is None:
+            raise LookupError(f"chain {number} is not known here any more")
+        self._known.move_to_end(number)
+        return known
+
+
+class Node:
+    """A store, served at `path` to the processes of this user. Owns the store: `close` closes it.
+
+    Raises `AttachError`, saying what is in the way, when the socket's directory is not ours alone, or a node is there.
+    """
+
+    def __init__(self, store: Store, path: str) -> None:
+        self.store, self.path = store, path
+        self.started = time.time()
+        Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        log = store.disk.log if store.disk is not None else None
+        try:
+            self.door = _core.EmbeddedNode(store.index, store.exports(), path, TICK_MS, True, log)
+        except (_core.NodeError, OSError, ValueError) as error:
+            raise AttachError(f"no node at {path}: {error}") from None
+        store.delegate_ticks()
+        self._chains: dict[Peer, _Chains] = {}
+        self._fetches: list[tuple[Peer, Callable[[], Lease | None], Callable[[Lease], m.Fetched]]] = []
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._wake = threading.Event()
+        self.draining = False
+        self.control = ControlServer(m.control_path(path), self)
+        self._thread = threading.Thread(target=self._run, name="kvarter-place", daemon=True)
+        self._thread.start()
+
+    # --- the thread
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            try:
+                self.store.place()
+                self._answer_fetches()
+            except Exception:  # a worse order of eviction, never a node that is gone
+                logger.exception("the node goes on without what it was placing")
+            busy = bool(self._fetches) or self.store.index.victims_wanted > 0
+            self._wake.wait(_BUSY_SECONDS if busy else _IDLE_SECONDS)
+            self._wake.clear()
+
+    def _answer_fetches(self) -> None:
+        with self._lock:
+            fetches = list(self._fetches)
+        over = []
+        for fetch in fetches:
+            peer, attempt, answer = fetch
+            if (taken := attempt()) is not None:
+                over.append(fetch)
+                peer.send(answer(taken))
+        if over:
+            with self._lock:
+                self._fetches = [fetch for fetch in self._fetches if fetch not in over]
+
+    # --- rare messages
+
+    def welcome(self) -> m.Welcome:
+        from .. import __version__
+
+        return m.Welcome(m.PROTOCOL, __version__, self.store.disk is not None)
+
+    def left(self, peer: Peer) -> None:
+        with self._lock:
+            self._chains.pop(peer, None)
+
+    def handle(self, peer: Peer, message: m.Asking) -> None:
+        match message:
+            case m.Open():
+                peer.send(self._open(message))
+            case m.Chain():
+                self._of(peer).told(self._space(message.space), message)
+            case m.Asked():
+                space, sequence = self._of(peer)[message.chain]
+                boundary = min(message.boundary, sequence.units * space.geometry.unit_tokens)
+                self.store.asked(space, sequence, boundary, message.request, message.session)
+                self._wake.set()
+            case m.Stored():
+                space, sequence = self._of(peer)[message.chain]
+                run = _run_of(space, sequence, (message.group, message.first, message.count))
+                self.store.stored(space, sequence, message.group, run)
+            case m.Landed():
+                self._landed(*self._of(peer)[message.chain], message)
+            case m.Used():
+                space, sequence = self._of(peer)[message.chain]
+                for part in message.ranges:
+                    _run_of(space, sequence, part)
+                if self.store.disk is not None:
+                    self.store.disk.used(space, Match(sequence, 0, 0, ()), list(message.ranges))
+            case m.Fetch():
+                self._fetch(peer, message)
+            case m.Hint():
+                self.store.hint(message.session, **message.wishes)
+            case m.Share():
+                self.store.index.set_share(self._space(message.space).above, message.floor, message.quota)
+                peer.send(m.Done(message.number))
+            case m.Invalidate():
+                peer.send(m.Done(message.number, {"namespaces": self._invalidate(message.space)}))
+            case m.Status():
+                peer.send(m.Done(message.number, self.status()))
+            case m.Audit():
+                peer.send(m.Done(message.number, self.audit()))
+            case m.Drain():
+                peer.send(m.Done(message.number, self.drain()))
+
+    def _of(self, peer: Peer) -> _Chains:
+        with self._lock:
+            return self._chains.setdefault(peer, _Chains())
+
+    def _space(self, digest: bytes) -> Space:
+        space = self.store.spaces().get(digest)
+        if space is None:
+            raise LookupError(f"namespace {digest.hex()[:16]} is not open here")
+        return space
+
+    def _open(self, message: m.Open) -> m.Opened:
+        if len(message.digest) != 32:
+            raise ValueError(f"a namespace digest of {len(message.digest)} bytes; expected 32")
+        geometry = m.unpack(message.unit_tokens, message.groups)
+        space = self.store.open_space(message.digest, geometry, lasting=message.lasting)
+        if space.geometry != geometry:
+            raise ValueError(f"namespace {message.digest.hex()[:16]} is open here with other groups")
+        return m.Opened(message.number, space.above, space.below)
+
+    def _landed(self, space: Space, sequence: Sequence, message: m.Landed) -> None:
+        if self.store.disk is None:
+            return
+        sequence.seen_tokens = int(message.known)
+        if (copy := self.store.disk.copier(space, sequence)) is not None:
+            blocks: dict[int, list[int]] = {}
+            for part in message.ranges:
+                blocks.setdefault(part[0], []).extend(_run_of(space, sequence, part))
+            copy({group: np.array(numbers, np.int64) for group, numbers in blocks.items()})
+
+    def _fetch(self, peer: Peer, message: m.Fetch) -> None:
+        disk = self.store.disk
+        space, sequence = self._of(peer)[message.chain]
+        if disk is None or space.below is None or len(message.below) > len(space.geometry.groups):
+            raise ValueError("there is no disk below that namespace")
+        below = []
+        for group, parts in enumerate(message.below):
+            numbers: list[int] = []
+            for first, count in parts:
+                numbers.extend(_run_of(space, sequence, (group, first, count)))
+            below.append(numbers)
+        blocks = [range(0)] * len(space.geometry.groups)
+        for part in message.wanted:
+            blocks[part[0]] = _run_of(space, sequence, part)
+        match = Match(sequence, 1, 0, tuple(blocks), tuple(below), 1)
+        nbytes = space.geometry.bytes_at(below)
+        begun = time.monotonic()
+        clock = self.store.index
+        until = _core.SteadyClock().now() + int(min(message.seconds, 3600.0) * 1e9)
+        ranges = [(group, need.start, len(need)) for group, need in enumerate(blocks) if need]
+
+        def keep() -> Lease:
+            # What has come stays until the reader has taken its own lease.
+            deadline = _core.SteadyClock().now() + int(_KEEP_FETCHED * 1e9)
+            return clock.lease(sequence.chain(space.above), ranges, _core.LeaseKind.Copy, 0, deadline)
+
+        def answer(taken: Lease) -> m.Fetched:
+            came = nbytes if taken[0] == _core.Status.Ok else 0
+            return m.Fetched(message.number, taken[0], came, time.monotonic() - begun, disk.queued_reads)
+
+        attempt = disk.fetch(space, match, until, keep)
+        with self._lock:
+            self._fetches.append((peer, attempt, answer))
+        self._wake.set()
+
+    def _invalidate(self, digest: bytes) -> int:
+        matching = [known for known in self.store.spaces() if known.startswith(digest)] if digest else []
+        if len(matching) > 1:
+            raise ValueError(f"{len(matching)} namespaces begin with {digest.hex()}")
+        return sum(self.store.invalidate_space(known) for known in matching)
+
+    # --- looking in
+
+    def status(self) -> dict[str, Any]:
+        """Ledgers, namespaces, engines and counters, as they are now."""
+        store = self.store
+        report: dict[str, Any] = {
+            "pid": os.getpid(),
+            "path": self.path,
+            "started": self.started,
+            "draining": self.draining,
+            "pool": {**store.index.ledger(), "pages": store.pool.pages},
+            "counters": store.stats(),
+            "door": {**self.door.counters(), **self.control.counts},
+            "namespaces": self._namespaces(),
+            "engines": [
+                {"owner": o, "name": n, "ranks": r, "attached": a, "session": s, "pids": p}
+                for o, n, r, a, s, p in self.door.engines()
+            ],
+        }
+        if store.disk is not None:
+            report["disk"] = {**store.disk.log.ledger(), "device": store.disk.log.device}
+            report["disk_counters"] = store.disk.stats()
+        return report
+
+    def _namespaces(self) -> list[dict[str, Any]]:
+        columns = self.store.index.columns
+        resident = columns["state"] == 2
+        found = []
+        for digest, space in self.store.spaces().items():
+            rows = resident & (columns["ns"] == space.above)
+            found.append(
+                {
+                    "digest": digest.hex(),
+                    "groups": [group.name for group in space.geometry.groups],
+                    "blocks": int(rows.sum()),
+                    "bytes": int(columns["bytes"][rows].sum()),
+                    "on_disk": space.below is not None,
+                }
+            )
+        return found
+
+    def audit(self) -> dict[str, Any]:
+        """What a recount of every structure finds wrong, and the ledger."""
+        findings = self.store.index.audit()
+        if self.store.disk is not None:
+            findings += self.store.disk.log.audit()
+        return {"findings": findings, "ledger": self.store.index.ledger()}
+
+    def drain(self) -> dict[str, Any]:
+        """Lets no new engine in, and makes what is queued for disk durable."""
+        self.draining = True
+        self.door.drain()
+        flushed = self.store.disk.flush(30.0) if self.store.disk is not None else True
+        return {"flushed": flushed, "engines": len(self.door.engines())}
+
+    def close(self) -> None:
+        """Nobody is served any more; what is to be on disk is there. Idempotent."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._wake.set()
+        self.control.close()
+        self.door.close()
+        self._thread.join()
+        self.store.close()
+
+
+def _run_of(space: Space, sequence: Sequence, part: tuple[int, int, int]) -> range:
+    """The blocks of (group, first, count). Raises ValueError for what the chain cannot have."""
+    group, first, count = part
+    if not 0 <= group < len(space.geometry.groups):
+        raise ValueError(f"group {group} of a namespace that has {len(space.geometry.groups)}")
+    block = space.geometry.groups[group].block_tokens
+    last = sequence.units * space.geometry.unit_tokens // block
+    if first < 0 or count < 0 or first + count > last:
+        raise ValueError(f"blocks {first} to {first + count} of a chain that has {last}")
+    return range(first, first + count)
