@@ -75,6 +75,37 @@ bool Index::contains(const Chain& chain, std::uint32_t group, std::uint64_t bloc
   return probe.open() && probe(block) && probe.open();
 }
 
+void Index::contains(std::span<const Key> keys, std::span<std::uint8_t> there) const {
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (keys[i].ns >= kMaxNamespaces)
+      throw std::invalid_argument("namespace " + std::to_string(keys[i].ns) + " is not open");
+    const std::atomic<std::uint64_t>& gate = impl_->gates[keys[i].ns].word;
+    const std::uint64_t word = gate.load(std::memory_order_acquire);
+    there[i] =
+        (word & Gate::kOpen) && impl_->committed(keys[i]) && gate.load(std::memory_order_acquire) == word;
+  }
+}
+
+std::optional<Lineage> Index::lineage(const Key& key) const {
+  const std::lock_guard lock(impl_->mutex);
+  const Impl& x = *impl_;
+  const Namespace& ns = x.space(key.ns, key.group);
+  const std::uint32_t row = ns.open ? x.find(key) : kNoRow;
+  if (row == kNoRow || x.state(row) != RowState::kResident) return std::nullopt;
+  const GroupShape& shape = ns.groups[key.group];
+  const auto unit = [&](std::uint64_t block) { return (block / shape.subs + 1) * shape.unit_stride - 1; };
+  Lineage found{0, x.c.depth[row], {}};
+  if (!shape.chained) {
+    found.first_unit = unit(found.block);
+    found.digests = {key.digest};
+    return found;
+  }
+  found.digests.resize(unit(found.block) + 1);
+  for (std::uint32_t at = row; at != kNoRow; at = x.c.parent[at])
+    found.digests[unit(x.c.depth[at])] = x.records[x.c.slot[at]].digest;
+  return found;
+}
+
 std::uint64_t Index::version() const { return impl_->version.load(std::memory_order_acquire); }
 
 }  // namespace kvarter
