@@ -290,7 +290,10 @@ def test_memory_that_somebody_lends_is_read_and_written_in_place(tmp_path: Path)
         slots["offset"] += 8 * BLOCK
     assert lent[8 * BLOCK : 12 * BLOCK] == data
     log.remove(chain, 0, 0, 4)
-    assert [digest for _, _, digest in log.dropped()] == [bytes(row) for row in text(9, 4)[2:]]  # the latest
+    assert log.dropped() == [
+        (0, 0, 0, bytes(row), _core.DISK_REASONS.index("removed"))
+        for row in text(9, 4)[2:]  # the latest
+    ]
     assert log.dropped() == []
     for offset in (100, 16 * BLOCK):
         slots["offset"][0] = offset

@@ -132,7 +132,8 @@ void register_disk(py::module_& m) {
 path: made, for the owner alone, when it is not there. Refused, with RuntimeError and left untouched, when it is
     another process's, is not a log's, or is of a newer format.
 pool: whose slots it reads and writes; or a ForeignArena. clock: of the deadlines.
-capacity: bytes of everything in the directory. segment_bytes: of a new directory.
+capacity: bytes of everything in the directory. segment_bytes: of a new directory. above: the index of the pool;
+    among blocks used last at the same time those that it has go first.
 device: "auto", "io_uring", "threads", or a FaultyDisk.
 
 Raises ValueError for a capacity below two segments, or whose index would not fit max_index_bytes. Every method may
@@ -143,12 +144,13 @@ be called from any thread; none waits for the device but the constructor, close 
                        unsigned queue_depth, std::uint64_t write_queue_bytes, std::uint32_t max_tickets,
                        double live_share, double clean_share, std::uint64_t reserve_bytes,
                        std::uint64_t max_index_bytes, std::uint64_t block_bytes, std::uint64_t sync_bytes,
-                       double sync_seconds, bool sparse, bool background, std::uint32_t max_dropped) {
+                       double sync_seconds, bool sparse, bool background, std::uint32_t max_dropped,
+                       const Index* above) {
              const DiskLog::Options options{
                  capacity,        segment_bytes, queue_depth, write_queue_bytes,
                  max_tickets,     live_share,    clean_share, reserve_bytes,
                  max_index_bytes, block_bytes,   sync_bytes,  static_cast<std::uint64_t>(sync_seconds * 1e9),
-                 sparse,          background,    max_dropped};
+                 sparse,          background,    max_dropped, above};
              return std::make_unique<BoundLog>(path, pool, clock, options, device);
            }),
            py::arg("path"), py::arg("pool"), py::arg("clock"), py::arg("capacity"), py::kw_only(),
@@ -157,20 +159,22 @@ be called from any thread; none waits for the device but the constructor, close 
            py::arg("live_share") = 0.85, py::arg("clean_share") = 0.25, py::arg("reserve_bytes") = 0,
            py::arg("max_index_bytes") = 0, py::arg("block_bytes") = 64u << 10,
            py::arg("sync_bytes") = 256u << 20, py::arg("sync_seconds") = 1.0, py::arg("sparse") = false,
-           py::arg("background") = true, py::arg("max_dropped") = 0, py::keep_alive<1, 3>(),
-           py::keep_alive<1, 4>())
+           py::arg("background") = true, py::arg("max_dropped") = 0, py::arg("above") = nullptr,
+           py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 21>())
       .def(
           "open_namespace",
           [](const BoundLog& bound, const py::bytes& digest,
              const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool, std::vector<std::uint64_t>>>&
-                 groups) {
+                 groups,
+             std::optional<std::uint32_t> above) {
             std::vector<GroupShape> shapes;
             for (const auto& [stride, subs, chained, bytes] : groups)
               shapes.push_back({stride, subs, chained, bytes});
-            return bound.log()->open_namespace(digest_from(digest, "namespace digest"), shapes);
+            return bound.log()->open_namespace(digest_from(digest, "namespace digest"), shapes, above);
           },
-          py::arg("digest"), py::arg("groups"),
-          "groups: (unit_stride, subs, chained, shard_bytes) of each. The number is this log's own.")
+          py::arg("digest"), py::arg("groups"), py::arg("above") = py::none(),
+          "groups: (unit_stride, subs, chained, shard_bytes) of each. above: its number in the index above.\n"
+          "The one returned is this log's own.")
       .def(
           "invalidate", [](const BoundLog& bound, std::uint32_t ns) { return bound.log()->invalidate(ns); },
           py::arg("ns"), "A ticket that is Ok when no crash can bring anything of the namespace back.")
@@ -204,12 +208,6 @@ be called from any thread; none waits for the device but the constructor, close 
           [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
              std::uint64_t count) { bound.log()->touch(chain.chain, {group, first, count}); },
           py::arg("chain"), py::arg("group"), py::arg("first"), py::arg("count"))
-      .def(
-          "mark_above",
-          [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
-             std::uint64_t count,
-             bool above) { bound.log()->mark_above(chain.chain, {group, first, count}, above); },
-          py::arg("chain"), py::arg("group"), py::arg("first"), py::arg("count"), py::arg("above"))
       .def(
           "remove",
           [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
@@ -250,13 +248,13 @@ order of the ranges: as Index.slots gives them. They are borrowed until poll ret
             py::list list;
             for (const DiskDropped& d : bound.log()->dropped())
               list.append(py::make_tuple(
-                  d.ns, d.group, py::bytes(reinterpret_cast<const char*>(d.digest.data()), d.digest.size())));
+                  d.key.ns, d.key.group, d.key.sub,
+                  py::bytes(reinterpret_cast<const char*>(d.key.digest.data()), d.key.digest.size()),
+                  static_cast<int>(d.reason)));
             return list;
           },
-          "Blocks that are gone since the last call, of those that were there: [(namespace, group, digest)], "
-          "at "
-          "most\n"
-          "max_dropped of them, the latest.")
+          "Blocks that are gone since the last call, of those that were there, at most max_dropped, the\n"
+          "latest: [(namespace, group, sub, digest, number in DISK_REASONS)].")
       .def("step",
            [](const BoundLog& bound) {
              const auto log = bound.log();

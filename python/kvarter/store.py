@@ -87,11 +87,12 @@ class Store:
         space = self._spaces.get(digest)
         if space is None:
             geometry = Geometry(namespace.unit_tokens, namespace.groups)
+            above = self.index.open_namespace(digest, geometry.shapes())
             # Weights of a later epoch have no name that another process could know: nothing of them outlives this one.
-            below = (
-                self.disk.open(digest, geometry) if self.disk is not None and not namespace.epoch else None
-            )
-            space = Space(self.index.open_namespace(digest, geometry.shapes()), below, geometry)
+            if self.disk is not None and not namespace.epoch:
+                space = self.disk.open(digest, above, geometry)
+            else:
+                space = Space(above, None, geometry)
             self._spaces[digest] = space
         return space
 

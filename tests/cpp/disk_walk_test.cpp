@@ -104,8 +104,7 @@ struct Walk {
         return w.settle();
       case 7:
       case 8:
-        w.log->touch(w.chain(digests), {0, 0, 6});
-        return w.log->mark_above(w.chain(digests), {0, 0, 6}, below(2) == 0);
+        return w.log->touch(w.chain(digests), {0, 0, 6});
       default:
         return below(2) ? write(below(8) == 0) : read();
     }

@@ -41,7 +41,7 @@ class Disk:
         policy: LoadPolicy,
     ) -> None:
         """Recovers what is there. Raises `ConfigError` for a directory that cannot be used, saying why."""
-        self.log = options.open(pool, clock)
+        self.log = options.open(pool, clock, above=index)
         self._down = CopyDown(self.log, pool, index, options.queue_bytes, options.admit_all)
         self._up = Promotions(self.log, index, clock, policy)
         self._wake = threading.Condition()
@@ -55,9 +55,10 @@ class Disk:
 
     # --- namespaces
 
-    def open(self, digest: bytes, geometry: Geometry) -> int:
-        """The namespace's number in the log."""
-        return self.log.open_namespace(digest, geometry.shapes())
+    def open(self, digest: bytes, above: int, geometry: Geometry) -> Space:
+        """A namespace that the index has under the number `above`."""
+        below = self.log.open_namespace(digest, geometry.shapes(), above)
+        return Space(above, below, geometry)
 
     def invalidate(self, space: Space) -> None:
         """Nothing of it is served any more; soon no crash can bring it back."""

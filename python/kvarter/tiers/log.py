@@ -36,6 +36,7 @@ class DiskOptions:
         *,
         block_bytes: int = 64 << 10,
         max_dropped: int = 0,
+        above: _core.Index | None = None,
     ) -> _core.DiskLog:
         """The log, recovered, over that memory's slots; see `DiskLog`. Raises `ConfigError` for a directory that cannot
         be used, saying why."""
@@ -50,6 +51,7 @@ class DiskOptions:
                 queue_depth=self.queue_depth,
                 block_bytes=block_bytes,
                 max_dropped=max_dropped,
+                above=above,
             )
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"no disk tier in {self.path}: {error}") from None
