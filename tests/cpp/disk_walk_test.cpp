@@ -115,7 +115,7 @@ struct Walk {
 
 TEST_CASE("a random walk with crashes never meets a wrong byte, a lost byte, or an invalidated block") {
   const char* const asked = std::getenv("KVARTER_DISK_STEPS");
-  const int steps = asked ? std::atoi(asked) : 10'000;
+  const int steps = asked ? std::atoi(asked) : 100'000;
   Walk walk;
   for (int i = 0; i < steps; ++i) {
     walk.step();
