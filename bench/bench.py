@@ -1,6 +1,6 @@
 """Kvarter's benchmark: named workloads, each row beside a limit or a plain baseline of the same run.
 
-    python bench/bench.py WORKLOAD... [--json FILE] [--compare FILE] [--check] [--quick]
+    python bench/bench.py WORKLOAD... [--json FILE] [--compare FILE] [--check] [--quick] [--trace FILE]
 
 With --check every byte that moves is verified and every store audited: then it is the soak test, and fails
 when anything is wrong. A goal that is missed is shown and never changes the exit status.
@@ -31,9 +31,10 @@ def main() -> int:
         "--check", action="store_true", help="verify every byte; exit status 1 when one is wrong"
     )
     parser.add_argument("--quick", action="store_true", help="small and short; the numbers mean little")
+    parser.add_argument("--trace", type=Path, metavar="FILE", help="replay this trace (admit)")
     args = parser.parse_args()
 
-    run = report.Run(quick=args.quick, check=args.check)
+    run = report.Run(quick=args.quick, check=args.check, trace=args.trace)
     before = (
         {row["case"]: row for row in json.loads(args.compare.read_text())["rows"]} if args.compare else {}
     )

@@ -63,11 +63,12 @@ class Run:
     """What every workload is given.
 
     quick: a few seconds for all of it, to see that it works. check: verify every byte and audit every store;
-    what is wrong goes to `wrong`.
+    what is wrong goes to `wrong`. trace: to be replayed, instead of a generated one.
     """
 
     quick: bool = False
     check: bool = False
+    trace: Path | None = None
     wrong: list[str] = field(default_factory=list)
 
     @property

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from kvarter.trace import generate
+from kvarter.trace.generate import save
+
 BENCH = Path(__file__).parent.parent / "bench" / "bench.py"
 FIELDS = {"case", "unit", "ours", "limit", "ratio", "goal", "better", "kind", "spread"}
 
@@ -42,3 +45,15 @@ def test_an_unknown_workload_is_refused_with_the_names_of_those_there_are():
     ran = bench("juggle")
     assert ran.returncode == 2
     assert "copy" in ran.stderr and "evict" in ran.stderr
+
+
+def test_what_admission_to_the_disk_is_worth_is_measured_on_a_trace_that_one_may_give(tmp_path: Path):
+    path, trace = tmp_path / "rows.json", tmp_path / "trace.jsonl"
+    save(generate("chat", sessions=40), trace)
+    ran = bench("admit", "--quick", "--check", "--trace", trace, "--json", path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "checked: 0 findings" in ran.stdout
+    rows = {row["case"]: row for row in json.loads(path.read_text())["rows"]}
+    assert len(rows) == 6
+    for case, row in rows.items():
+        assert row["ours"] > 0 and row["limit"] > 0, case

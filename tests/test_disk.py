@@ -215,21 +215,82 @@ def test_what_a_killed_process_was_told_is_durable_is_there(tmp_path: Path, devi
     program = WRITER.format(tests=str(Path(__file__).parent), path=str(path), device=device)
     rounds = np.random.default_rng(5).uniform(0.1, 0.6, 3)
     for pause in rounds:
-        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
-        assert process.stdout is not None
-        lines = [process.stdout.readline()]
-        time.sleep(pause)
-        process.send_signal(signal.SIGKILL)
-        lines += process.stdout.readlines()
-        process.stdout.close()
-        process.wait()
-        last = int([line for line in lines if line.endswith("\n")][-1].split()[0])
+        last = int(killed(program, pause)[-1])
         world = World(path, device)
         assert world.leading(text(last, 40)) == 40
         for seed in range(max(0, last - 20), last + 2):
             assert not (world.read(text(seed, 40)) == _core.Status.Corrupt).any()
         assert world.log.audit() == []
         world.log.close()
+
+
+FORGETTER = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from kvarter import _core
+from test_disk import NS, SHAPES, World, text
+world = World(Path({path!r}), {device!r}, sync_seconds=0.01)
+for seed in range(10**6):
+    world.write(text(seed, 4))
+    world.flush()
+    if seed % 4 == 3:
+        assert world.finish(world.log.invalidate(world.ns))[0][0] == _core.Status.Ok
+        world.ns = world.log.open_namespace(NS, SHAPES)
+        print(seed, flush=True)
+"""
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_was_invalidated_before_a_process_was_killed_never_returns(tmp_path: Path, device: str) -> None:
+    path = tmp_path / "disk"
+    program = FORGETTER.format(tests=str(Path(__file__).parent), path=str(path), device=device)
+    for pause in (0.05, 0.2):
+        last = int(killed(program, pause)[-1])
+        world = World(path, device)
+        assert [world.leading(text(seed, 4)) for seed in range(last + 1)] == [0] * (last + 1)
+        assert world.log.audit() == []
+        world.log.close()
+
+
+def killed(program: str, pause: float) -> list[str]:
+    """The whole lines that a process printed until it was killed, that long after the first."""
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    lines = [process.stdout.readline()]
+    time.sleep(pause)
+    process.send_signal(signal.SIGKILL)
+    lines += process.stdout.readlines()
+    process.stdout.close()
+    process.wait()
+    return [line for line in lines if line.endswith("\n")]
+
+
+def test_another_process_has_the_directory_until_it_ends(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.path.insert(0, {tests!r})
+from pathlib import Path
+from test_disk import World, text
+world = World(Path({path!r}))
+world.write(text(1, 8))
+world.flush()
+print("open", flush=True)
+sys.stdin.read()
+""".format(tests=str(Path(__file__).parent), path=str(tmp_path / "disk"))
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "open\n"
+        before = {file.name: file.read_bytes() for file in (tmp_path / "disk").iterdir()}
+        with pytest.raises(RuntimeError, match=f"in use by process {other.pid}"):
+            World(tmp_path / "disk")
+        assert {file.name: file.read_bytes() for file in (tmp_path / "disk").iterdir()} == before
+        other.kill()
+    world = World(tmp_path / "disk")
+    assert (world.read(text(1, 8)) == _core.Status.Ok).all()
+    world.log.close()
 
 
 def test_a_small_file_system_stops_growth_and_nothing_else(tmp_path: Path) -> None:
@@ -290,7 +351,10 @@ def test_memory_that_somebody_lends_is_read_and_written_in_place(tmp_path: Path)
         slots["offset"] += 8 * BLOCK
     assert lent[8 * BLOCK : 12 * BLOCK] == data
     log.remove(chain, 0, 0, 4)
-    assert [digest for _, _, digest in log.dropped()] == [bytes(row) for row in text(9, 4)[2:]]  # the latest
+    assert log.dropped() == [
+        (0, 0, 0, bytes(row), _core.DISK_REASONS.index("removed"))
+        for row in text(9, 4)[2:]  # the latest
+    ]
     assert log.dropped() == []
     for offset in (100, 16 * BLOCK):
         slots["offset"][0] = offset

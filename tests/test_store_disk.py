@@ -13,6 +13,7 @@ from kvarter import _core
 from kvarter.errors import ConfigError
 from kvarter.geometry import CacheGroup, Full, Geometry, State, Window
 from kvarter.policy import AlwaysLoad, Measured
+from kvarter.tiers.log import at_risk
 from words import KIB, MIB, World, full
 
 
@@ -222,6 +223,9 @@ def test_stats_say_how_much_a_crash_would_lose_until_it_is_durable(make: Any) ->
     stats = world.store.disk.stats()  # the clock stands still, and nothing demands a sync
     assert stats["last_sequence"] == stats["durable_sequence"] + 8
     assert stats["undurable_bytes"] > 8 * 64 * KIB
+    risk, sequences = at_risk(stats)  # the same in metrics
+    assert risk == {"queued": 0, "undurable": stats["undurable_bytes"]}
+    assert sequences == {"last": stats["last_sequence"], "durable": stats["durable_sequence"]}
     settled(world)
     stats = world.store.disk.stats()
     assert stats["last_sequence"] == stats["durable_sequence"]

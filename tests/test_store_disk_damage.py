@@ -166,3 +166,25 @@ def test_segments_restored_from_a_backup_serve_nothing_wrong(log: Path, start: C
     assert sum(served(third, number)[0] for number in range(40)) > 0
     assert third.store.disk.log.audit() == []
     assert exact(third)
+
+
+def test_what_a_backup_brings_back_of_an_invalidated_namespace_goes_when_it_is_invalidated_again(
+    log: Path, start: Callable[[], World]
+) -> None:
+    first = start()
+    for number in range(TEXTS):
+        keep(first, number)
+    first.store.close()
+    backup = {file: file.read_bytes() for file in log.iterdir()}
+    second = start()
+    second.store.invalidate(second.namespace)
+    second.store.close()
+    for file, data in backup.items():  # with the manifest: it knows of no invalidation
+        file.write_bytes(data)
+    third = start()
+    assert [served(third, number) for number in range(TEXTS)] == [(8, 8)] * TEXTS
+    third.store.invalidate(third.namespace)
+    third.store.close()
+    fourth = start()
+    assert [served(fourth, number) for number in range(TEXTS)] == [(0, 0)] * TEXTS
+    assert exact(fourth)

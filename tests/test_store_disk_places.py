@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from disk_words import BLOCK, FORBID_URING, MIB, SEGMENT, du, exact, keep, served, worlds
+from kvarter.config import Config
 from kvarter.errors import ConfigError
-from words import full
+from words import World, full
 
 FILE_SYSTEM = 64 * MIB
 MOST = 60 * MIB  # more than fits beside the file system's own
@@ -128,7 +130,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from disk_words import *
-from words import full
+from words import World, full
 with worlds(Path(sys.argv[2])) as make:
     world = make(full(BLOCK), device="auto")
     assert served(world, 1) == (8, 8)
@@ -182,3 +184,32 @@ def test_no_place_for_a_log_is_an_error_at_start_and_leaves_the_disk_as_it_was(s
     with worlds(small / "log") as make, pytest.raises(ConfigError, match=r"manifest .* cannot be written"):
         make(full(BLOCK), capacity=MOST)
     assert {file.name for file in (small / "log").iterdir()} <= {"LOCK"}
+
+
+def test_ranks_of_one_host_share_the_capacity_and_never_a_block(tmp_path: Path) -> None:
+    config = Config.load({"disk": {"path": str(tmp_path), "capacity": "32MiB", "segment": "1MiB"}})
+    ranks = [World(full(BLOCK), disk=config.disk_options(rank, 2)) for rank in range(2)]
+    assert {path.name for path in tmp_path.iterdir()} == {"dp0", "dp1"}
+    for number in range(40):  # more than a share
+        keep(ranks[0], number)
+    assert du(tmp_path / "dp0") <= 16 * MIB
+    assert served(ranks[0], 39) == (8, 0)
+    assert served(ranks[1], 39) == (0, 0)
+    keep(ranks[1], 39)
+    for rank in ranks:
+        assert exact(rank)
+        rank.store.close()
+    with pytest.raises(ConfigError, match=r"holds dp\d"):  # a rank by itself would want the whole
+        World(full(BLOCK), disk=config.disk_options())
+
+
+def test_a_directory_that_disappears_is_a_slower_cache(tmp_path: Path) -> None:
+    with worlds(tmp_path / "log") as make:
+        world = make(full(BLOCK), admit_all=True)
+        keep(world, 1)
+        shutil.rmtree(tmp_path / "log")
+        for number in range(2, 40):  # more than memory holds, and than the files that are still open
+            keep(world, number)
+            assert served(world, number)[0] == 8
+        assert served(world, 1)[0] in (0, 8)
+        assert world.store.disk.log.audit() == []

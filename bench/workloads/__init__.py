@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from report import Row, Run
 
-from . import copy, disk, engine, evict, hash, match, policy, pool, store, tier
+from . import admit, copy, disk, engine, evict, hash, match, policy, pool, store, tier
 
 WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "hash": hash.run,
@@ -15,6 +15,7 @@ WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "policy": policy.run,
     "pool": pool.run,
     "disk": disk.run,
+    "admit": admit.run,
     "tier": tier.run,
     "engine": engine.run,
 }

@@ -7,74 +7,12 @@
 #include "chain.h"
 #include "disk_account.h"
 #include "foreign.h"
+#include "log.h"
 
 namespace kvarter::bindings {
 namespace {
 
 using RangeTuples = std::vector<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>>;
-using Slots = py::array_t<Slot, py::array::c_style>;
-
-using Memory = std::variant<Pool*, ForeignArena*>;
-
-// The log and the memory whose slots it moves. close() lets go of it; calls under way end first.
-class BoundLog {
- public:
-  BoundLog(const std::string& path, const Memory& memory, const Clock& clock, const DiskLog::Options& options,
-           const std::variant<std::string, std::shared_ptr<FaultyDisk>>& device)
-      : foreign_(std::holds_alternative<ForeignArena*>(memory) ? std::get<ForeignArena*>(memory) : nullptr) {
-    if (foreign_)
-      arenas_.push_back(foreign_->memory());
-    else
-      for (const Memfd& arena : std::get<Pool*>(memory)->arenas())
-        arenas_.emplace_back(arena.data(), arena.bytes());
-    open(path, clock, options, device);
-    if (foreign_) foreign_->lend();
-  }
-  ~BoundLog() {
-    if (log_ && foreign_) foreign_->give_back();
-  }
-  void open(const std::string& path, const Clock& clock, const DiskLog::Options& options,
-            const std::variant<std::string, std::shared_ptr<FaultyDisk>>& device) {
-    const py::gil_scoped_release release;
-    auto made = std::holds_alternative<std::shared_ptr<FaultyDisk>>(device)
-                    ? make_faulty_device(std::get<std::shared_ptr<FaultyDisk>>(device))
-                    : make_device(path, std::get<std::string>(device), options.queue_depth);
-    log_ = std::make_shared<DiskLog>(options, std::move(made), clock);
-  }
-  std::shared_ptr<DiskLog> log() const {
-    if (!log_) throw py::value_error("the disk log is closed");
-    return log_;
-  }
-  void close() {
-    auto last = std::move(log_);
-    if (!last) return;
-    {
-      const py::gil_scoped_release release;
-      last.reset();
-    }
-    if (foreign_) foreign_->give_back();
-  }
-  std::vector<Span> spans(const Slots& slots) const {
-    std::vector<Span> spans;
-    spans.reserve(static_cast<std::size_t>(slots.size()));
-    for (py::ssize_t i = 0; i < slots.size(); ++i) {
-      const Slot& slot = slots.data()[i];
-      const std::uint64_t whole = round_up(slot.length, kGranule);
-      if (slot.arena >= arenas_.size() || slot.offset % kGranule != 0 || whole < slot.length ||
-          slot.offset > arenas_[slot.arena].size() || whole > arenas_[slot.arena].size() - slot.offset)
-        throw py::value_error("slots[" + std::to_string(i) + "], " + std::to_string(slot.length) +
-                              " bytes at " + std::to_string(slot.offset) +
-                              ", is not in the pool, or not at a page");
-      spans.push_back({arenas_[slot.arena].data() + slot.offset, slot.length, slot.checksum});
-    }
-    return spans;
-  }
-
- private:
-  std::vector<std::span<std::byte>> arenas_;
-  ForeignArena* foreign_;  // kept alive by the Python object
-  std::shared_ptr<DiskLog> log_;
-};
 
 DiskTicket write(const BoundLog& bound, const BoundChain& chain, const RangeTuples& ranges,
                  const Slots& slots) {
@@ -132,7 +70,8 @@ void register_disk(py::module_& m) {
 path: made, for the owner alone, when it is not there. Refused, with RuntimeError and left untouched, when it is
     another process's, is not a log's, or is of a newer format.
 pool: whose slots it reads and writes; or a ForeignArena. clock: of the deadlines.
-capacity: bytes of everything in the directory. segment_bytes: of a new directory.
+capacity: bytes of everything in the directory. segment_bytes: of a new directory. above: the index of the pool;
+    among blocks used last at the same time those that it has go first.
 device: "auto", "io_uring", "threads", or a FaultyDisk.
 
 Raises ValueError for a capacity below two segments, or whose index would not fit max_index_bytes. Every method may
@@ -143,12 +82,13 @@ be called from any thread; none waits for the device but the constructor, close 
                        unsigned queue_depth, std::uint64_t write_queue_bytes, std::uint32_t max_tickets,
                        double live_share, double clean_share, std::uint64_t reserve_bytes,
                        std::uint64_t max_index_bytes, std::uint64_t block_bytes, std::uint64_t sync_bytes,
-                       double sync_seconds, bool sparse, bool background, std::uint32_t max_dropped) {
+                       double sync_seconds, bool sparse, bool background, std::uint32_t max_dropped,
+                       const Index* above) {
              const DiskLog::Options options{
                  capacity,        segment_bytes, queue_depth, write_queue_bytes,
                  max_tickets,     live_share,    clean_share, reserve_bytes,
                  max_index_bytes, block_bytes,   sync_bytes,  static_cast<std::uint64_t>(sync_seconds * 1e9),
-                 sparse,          background,    max_dropped};
+                 sparse,          background,    max_dropped, above};
              return std::make_unique<BoundLog>(path, pool, clock, options, device);
            }),
            py::arg("path"), py::arg("pool"), py::arg("clock"), py::arg("capacity"), py::kw_only(),
@@ -157,20 +97,22 @@ be called from any thread; none waits for the device but the constructor, close 
            py::arg("live_share") = 0.85, py::arg("clean_share") = 0.25, py::arg("reserve_bytes") = 0,
            py::arg("max_index_bytes") = 0, py::arg("block_bytes") = 64u << 10,
            py::arg("sync_bytes") = 256u << 20, py::arg("sync_seconds") = 1.0, py::arg("sparse") = false,
-           py::arg("background") = true, py::arg("max_dropped") = 0, py::keep_alive<1, 3>(),
-           py::keep_alive<1, 4>())
+           py::arg("background") = true, py::arg("max_dropped") = 0, py::arg("above") = nullptr,
+           py::keep_alive<1, 3>(), py::keep_alive<1, 4>(), py::keep_alive<1, 21>())
       .def(
           "open_namespace",
           [](const BoundLog& bound, const py::bytes& digest,
              const std::vector<std::tuple<std::uint32_t, std::uint32_t, bool, std::vector<std::uint64_t>>>&
-                 groups) {
+                 groups,
+             std::optional<std::uint32_t> above) {
             std::vector<GroupShape> shapes;
             for (const auto& [stride, subs, chained, bytes] : groups)
               shapes.push_back({stride, subs, chained, bytes});
-            return bound.log()->open_namespace(digest_from(digest, "namespace digest"), shapes);
+            return bound.log()->open_namespace(digest_from(digest, "namespace digest"), shapes, above);
           },
-          py::arg("digest"), py::arg("groups"),
-          "groups: (unit_stride, subs, chained, shard_bytes) of each. The number is this log's own.")
+          py::arg("digest"), py::arg("groups"), py::arg("above") = py::none(),
+          "groups: (unit_stride, subs, chained, shard_bytes) of each. above: its number in the index above.\n"
+          "The one returned is this log's own.")
       .def(
           "invalidate", [](const BoundLog& bound, std::uint32_t ns) { return bound.log()->invalidate(ns); },
           py::arg("ns"), "A ticket that is Ok when no crash can bring anything of the namespace back.")
@@ -204,12 +146,6 @@ be called from any thread; none waits for the device but the constructor, close 
           [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
              std::uint64_t count) { bound.log()->touch(chain.chain, {group, first, count}); },
           py::arg("chain"), py::arg("group"), py::arg("first"), py::arg("count"))
-      .def(
-          "mark_above",
-          [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
-             std::uint64_t count,
-             bool above) { bound.log()->mark_above(chain.chain, {group, first, count}, above); },
-          py::arg("chain"), py::arg("group"), py::arg("first"), py::arg("count"), py::arg("above"))
       .def(
           "remove",
           [](const BoundLog& bound, const BoundChain& chain, std::uint32_t group, std::uint64_t first,
@@ -250,13 +186,13 @@ order of the ranges: as Index.slots gives them. They are borrowed until poll ret
             py::list list;
             for (const DiskDropped& d : bound.log()->dropped())
               list.append(py::make_tuple(
-                  d.ns, d.group, py::bytes(reinterpret_cast<const char*>(d.digest.data()), d.digest.size())));
+                  d.key.ns, d.key.group, d.key.sub,
+                  py::bytes(reinterpret_cast<const char*>(d.key.digest.data()), d.key.digest.size()),
+                  static_cast<int>(d.reason)));
             return list;
           },
-          "Blocks that are gone since the last call, of those that were there: [(namespace, group, digest)], "
-          "at "
-          "most\n"
-          "max_dropped of them, the latest.")
+          "Blocks that are gone since the last call, of those that were there, at most max_dropped, the\n"
+          "latest: [(namespace, group, sub, digest, number in DISK_REASONS)].")
       .def("step",
            [](const BoundLog& bound) {
              const auto log = bound.log();

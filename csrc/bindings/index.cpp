@@ -242,6 +242,24 @@ void register_index(py::module_& m) {
           },
           py::arg("digest"), py::arg("groups"), "groups: (unit_stride, subs, chained, shard_bytes) of each.")
       .def("invalidate", &Index::invalidate, py::arg("ns"), release())
+      .def(
+          "lineage",
+          [](const Index& index, std::uint32_t ns, std::uint16_t group, std::uint16_t sub,
+             const py::bytes& digest) -> py::object {
+            const Key key{ns, group, sub, digest_from(digest, "digest")};
+            std::optional<Lineage> found;
+            {
+              const py::gil_scoped_release release;
+              found = index.lineage(key);
+            }
+            if (!found) return py::none();
+            ByteArray digests({static_cast<py::ssize_t>(found->digests.size()), py::ssize_t{32}});
+            std::memcpy(digests.mutable_data(), found->digests.data(), 32 * found->digests.size());
+            return py::make_tuple(digests, found->first_unit, found->block);
+          },
+          py::arg("ns"), py::arg("group"), py::arg("sub"), py::arg("digest"),
+          "Where in its sequence a block is: (digests uint8[n, 32], first_unit, block); None when it is not\n"
+          "resident. The digests of units in which no block ends are 0.")
       .def("set_share", &Index::set_share, py::arg("ns"), py::arg("floor"), py::arg("quota"), release())
       .def(
           "classify",

@@ -8,6 +8,7 @@
 
 #include "bindings.h"
 #include "kvarter/embedded.h"
+#include "log.h"
 
 namespace kvarter::bindings {
 namespace {
@@ -189,9 +190,9 @@ void register_embedded(py::module_& m) {
   py::class_<EmbeddedNode>(m, "EmbeddedNode", "A NodeServer whose listener is the index.",
                            py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](Index& index, const std::vector<ExportedTuple>& exported, std::string path,
-                       std::uint32_t tick_ms, bool serves, const DiskLog* log) {
+                       std::uint32_t tick_ms, bool serves, const BoundLog* log) {
              return std::make_unique<EmbeddedNode>(index, exported_from(exported), std::move(path), tick_ms,
-                                                   serves, log);
+                                                   serves, log == nullptr ? nullptr : log->log());
            }),
            py::arg("index"), py::arg("exported"), py::arg("path"), py::arg("tick_ms"),
            py::arg("serves") = false, py::arg("log").none(true) = nullptr, py::keep_alive<1, 2>(),
@@ -236,9 +237,7 @@ void register_embedded(py::module_& m) {
       .def(
           "drain", [](EmbeddedNode& node) { node.server().drain(); }, "Lets nobody new in.")
       .def_property_readonly("path", [](EmbeddedNode& node) { return node.server().path(); })
-      .def(
-          "close", [](EmbeddedNode& node) { node.server().close(); },
-          py::call_guard<py::gil_scoped_release>());
+      .def("close", [](EmbeddedNode& node) { node.close(); }, py::call_guard<py::gil_scoped_release>());
 }
 
 }  // namespace

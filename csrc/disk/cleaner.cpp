@@ -1,6 +1,5 @@
-// Two steps. Evict: the block used least recently of those that nothing leans on leaves the index, and its
-// bytes are dead. Clean: the sealed segment with the fewest live bytes is read, and its live blocks are
-// written again.
+// The second step of making room: the sealed segment with the fewest live bytes is read, and its live blocks
+// are written again.
 #include <algorithm>
 
 #include "disk/impl.h"
@@ -17,62 +16,6 @@ constexpr unsigned kCleanReads = 2;      // in flight
 constexpr double kWorthCleaning = 0.95;  // more live than this, and cleaning gains nothing
 
 }  // namespace
-
-bool DiskLog::Impl::Victim::operator<(const Victim& other) const {
-  if (last_use != other.last_use) return last_use > other.last_use;
-  if (above != other.above) return other.above;
-  return sequence > other.sequence;
-}
-
-bool DiskLog::Impl::evictable(const Row& row) const {
-  return row.state == RowState::kResident && row.child == kNone && row.leases == 0;
-}
-
-void DiskLog::Impl::candidate(std::uint32_t number) {
-  Row& row = rows[number];
-  if (row.candidate || !evictable(row)) return;
-  row.candidate = true;
-  victims.push_back({row.last_use, number, row.generation, row.sequence, row.above});
-  std::push_heap(victims.begin(), victims.end());
-}
-
-std::uint32_t DiskLog::Impl::next_victim() {
-  while (!victims.empty()) {
-    const Victim victim = victims.front();
-    Row& row = rows[victim.row];
-    const bool same = row.generation == victim.generation;
-    if (same && evictable(row) && row.last_use == victim.last_use && row.above == victim.above)
-      return victim.row;
-    std::pop_heap(victims.begin(), victims.end());
-    victims.pop_back();
-    if (!same) continue;
-    row.candidate = false;
-    candidate(victim.row);  // as it is now; one that is not evictable is offered again when that ends
-  }
-  return kNone;
-}
-
-std::uint32_t DiskLog::Impl::evict_one() {
-  const std::uint32_t victim = next_victim();
-  if (victim == kNone) return kNone;
-  std::pop_heap(victims.begin(), victims.end());
-  victims.pop_back();
-  rows[victim].candidate = false;
-  const std::uint32_t segment = rows[victim].segment;
-  drop_alone(victim, DiskReason::kEvicted);
-  return segment;
-}
-
-// Evicts a block with what leans on it, leaf or not; false when any of that is leased.
-bool DiskLog::Impl::drop_unleased(std::uint32_t number) {
-  std::vector<std::uint32_t> all{number};
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (rows[all[i]].leases > 0) return false;
-    for (std::uint32_t at = rows[all[i]].child; at != kNone; at = rows[at].next) all.push_back(at);
-  }
-  drop(number, DiskReason::kEvicted, DiskReason::kEvicted);
-  return true;
-}
 
 std::uint32_t DiskLog::Impl::emptiest() const {
   std::uint32_t best = kNone;

@@ -9,7 +9,8 @@
 //   segments.cpp   open, place, recycle
 //   grow.cpp       new files
 //   sync.cpp       sync, seal
-//   cleaner.cpp    evict, clean
+//   victims.cpp    evict
+//   cleaner.cpp    clean
 //   tombs.cpp      invalidation and the manifest
 //   recover.cpp    start, by what scan.cpp finds
 //   ops.cpp        what the device has
@@ -156,27 +157,30 @@ struct DiskLog::Impl {
   bool grow();               // only the thread, without the mutex
   bool name_new_segments();  // only the thread, without the mutex
 
-  // cleaner.cpp
+  // victims.cpp
   struct Victim {
     std::uint64_t last_use;
     std::uint32_t row, generation;
     std::uint64_t sequence;
-    bool above;
+    bool asked = false, above = false;          // whether the index above was asked for it, and has it
     bool operator<(const Victim& other) const;  // the first to go on top
   };
   std::vector<Victim> victims;  // a heap, checked when one is taken
+  bool evictable(const disk::Row& row) const;
+  void candidate(std::uint32_t row);
+  void ask_above();
+  std::uint32_t next_victim();  // the block that would go now; kNone when nothing may
+  // The segment in which a block died; kNone when nothing may go.
+  std::uint32_t evict_one();
+  bool drop_unleased(std::uint32_t row);
+
+  // cleaner.cpp
   std::uint64_t clean_budget = 0;
   std::uint32_t cleaning = disk::kNone;
   std::size_t clean_at = 0;
   unsigned clean_reads = 0, clean_writes = 0;  // in flight
   std::deque<disk::WriteItem> cleaned;         // read, to be written
   std::uint64_t cleaned_bytes = 0;
-  bool evictable(const disk::Row& row) const;
-  void candidate(std::uint32_t row);
-  std::uint32_t next_victim();  // the block that would go now; kNone when nothing may
-  // The segment in which a block died; kNone when nothing may go.
-  std::uint32_t evict_one();
-  bool drop_unleased(std::uint32_t row);
   std::uint32_t emptiest() const;
   bool reclaim();
   bool read_to_clean();

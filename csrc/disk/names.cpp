@@ -10,7 +10,7 @@ using namespace disk;
 
 std::uint32_t DiskLog::Impl::number_of(const Digest& digest) {
   const auto [at, added] = numbers.emplace(digest, static_cast<std::uint32_t>(spaces.size()));
-  if (added) spaces.push_back({digest, {}, false, false});
+  if (added) spaces.push_back({digest, {}});
   return at->second;
 }
 
@@ -57,7 +57,11 @@ void DiskLog::Impl::check_spans(const Chain& chain, std::span<const Range> range
       throw std::invalid_argument("a span is empty, or does not begin at a multiple of 4096");
 }
 
-std::uint32_t DiskLog::open_namespace(const Digest& digest, std::span<const GroupShape> groups) {
+std::uint32_t DiskLog::open_namespace(const Digest& digest, std::span<const GroupShape> groups,
+                                      std::optional<std::uint32_t> above) {
+  if (above && *above >= kMaxNamespaces)
+    throw std::invalid_argument("namespace " + std::to_string(*above) +
+                                " of the index above; expected below " + std::to_string(kMaxNamespaces));
   if (groups.empty() || groups.size() > kMaxGroups)
     throw std::invalid_argument("a namespace has " + std::to_string(groups.size()) +
                                 " groups, expected 1 to " + std::to_string(kMaxGroups));
@@ -74,6 +78,7 @@ std::uint32_t DiskLog::open_namespace(const Digest& digest, std::span<const Grou
     space.open = true;
     impl_->changed();
   }
+  if (above) space.above = *above;
   return number;
 }
 
@@ -109,15 +114,6 @@ void DiskLog::touch(const Chain& chain, const Range& range) {
   ++impl_->tick;
   for (std::uint64_t block = range.first + range.count; block-- > range.first;)
     impl_->use(impl_->resident(chain, range.group, block));
-}
-
-void DiskLog::mark_above(const Chain& chain, const Range& range, bool above) {
-  const std::lock_guard lock(impl_->mutex);
-  impl_->check_range(chain, range);
-  for (std::uint64_t block = range.first; block < range.first + range.count; ++block) {
-    const std::uint32_t row = impl_->resident(chain, range.group, block);
-    if (row != kNone) impl_->rows[row].above = above;
-  }
 }
 
 void DiskLog::remove(const Chain& chain, const Range& range) {

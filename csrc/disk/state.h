@@ -23,6 +23,7 @@ struct Space {  // a namespace
   Digest digest{};
   std::vector<GroupShape> groups;  // empty until it is opened in this process
   bool open = false, closed = false;
+  std::uint32_t above = kNone;  // its number in the index above
 };
 
 struct Layout {  // the shards' lengths, shared by all blocks that have the same
@@ -43,7 +44,7 @@ struct Row {
   std::uint32_t leases = 0;
   RowState state = RowState::kFree;
   DiskReason doom = DiskReason::kNone;
-  bool chained = false, above = false, candidate = false, moving = false;
+  bool chained = false, candidate = false, moving = false;
 };
 
 enum class SegmentState : std::uint8_t { kAbsent, kOpening, kNaming, kReady, kActive, kSealing, kSealed };

@@ -170,7 +170,7 @@ void DiskLog::Impl::drop_alone(std::uint32_t number, DiskReason reason) {
   ++counts.reasons[static_cast<int>(reason)];
   if (options.max_dropped > 0) {
     if (told.size() == options.max_dropped) told.pop_front();
-    told.push_back({row.ns, row.group, row.sub, row.digest});
+    told.push_back({{row.ns, row.group, row.sub, row.digest}, reason});
   }
   free_row(number);
   changed();

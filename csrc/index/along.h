@@ -11,13 +11,6 @@
 
 namespace kvarter {
 
-struct Key {
-  std::uint32_t ns = 0;
-  std::uint16_t group = 0;
-  std::uint16_t sub = 0;
-  Digest digest{};
-};
-
 // Throws std::invalid_argument for a block that the chain has no digest of.
 inline Key key_at(const Chain& chain, const GroupShape& shape, std::uint32_t group, std::uint64_t block) {
   // A block is named by the digest of the last unit that it touches; `sub` tells blocks of one unit apart.

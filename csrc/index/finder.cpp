@@ -102,6 +102,16 @@ bool Finder::contains(const Chain& chain, std::uint32_t group, std::uint64_t blo
   return probe.open() && probe(block) && probe.open();
 }
 
+void Finder::contains(std::span<const Key> keys, std::span<std::uint8_t> there) const {
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (keys[i].ns >= kMaxNamespaces)
+      throw std::invalid_argument("namespace " + std::to_string(keys[i].ns) + " is not open");
+    const std::atomic<std::uint64_t>& gate = gates_[keys[i].ns].word;
+    const std::uint64_t word = gate.load(std::memory_order_acquire);
+    there[i] = (word & Gate::kOpen) && committed(keys[i]) && gate.load(std::memory_order_acquire) == word;
+  }
+}
+
 std::uint64_t Finder::version() const { return header_->version.load(std::memory_order_acquire); }
 
 std::span<const std::uint8_t, 16> Finder::pool_id() const { return of_records_->pool_id; }

@@ -93,8 +93,8 @@ struct Index::Impl {
   std::unordered_map<LeaseId, Lease> leases;
   std::uint64_t held_bytes = 0;
   std::unordered_map<std::uint32_t, Flight> flights;  // by row
-  // Higher than any epoch of an index before this one: whoever mapped for that one, too, is never taken to have
-  // ended a copy of now.
+  // Higher than any epoch of an index before this one: whoever mapped for that one, too, is never taken to
+  // have ended a copy of now.
   const std::uint64_t first_epoch;
   std::unordered_map<Owner, std::uint64_t> epochs;
   std::uint64_t& epoch_of(Owner owner) { return epochs.try_emplace(owner, first_epoch).first->second; }

@@ -68,8 +68,9 @@ Index::Impl::Impl(const Options& options_, Pool& pool_, const Clock& clock_, std
       c(started(columns_file, options_.max_slots)),
       finder(all_of(records_file), all_of(columns_file)),
       first_epoch(clock_.now() / 1000) {
-  next_lease = std::max(first_epoch << 20, next_lease);  // what an index before this one gave out names nothing
-  std::uint32_t first_generation = 1;  // so that no handle is 0
+  next_lease =
+      std::max(first_epoch << 20, next_lease);  // what an index before this one gave out names nothing
+  std::uint32_t first_generation = 1;           // so that no handle is 0
   if (old) {  // a late report or release that names something of the index before must name nothing here
     first_generation = 1 + std::random_device()() / 2;
     next_lease = std::uint64_t{first_generation} << 32;
@@ -190,7 +191,8 @@ std::vector<FenceRequest> Index::tick() {
   std::vector<FenceRequest> fences;
   for (const auto& [row, flight] : x.flights)
     for (const Writer& writer : flight.writers)
-      if (x.state(row) == RowState::kQuarantined && writer.writing && writer.epoch == x.epoch_of(writer.owner))
+      if (x.state(row) == RowState::kQuarantined && writer.writing &&
+          writer.epoch == x.epoch_of(writer.owner))
         fences.push_back({writer.owner, x.epoch_of(writer.owner)++});
   return fences;
 }
@@ -255,6 +257,10 @@ std::uint64_t Index::last_run(const Chain& chain, std::uint32_t group, std::uint
 
 bool Index::contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const {
   return impl_->finder.contains(chain, group, block);
+}
+
+void Index::contains(std::span<const Key> keys, std::span<std::uint8_t> there) const {
+  impl_->finder.contains(keys, there);
 }
 
 std::uint64_t Index::version() const { return impl_->finder.version(); }

@@ -158,6 +158,26 @@ void Index::Impl::end_lease(LeaseId id, Outcome outcome) {
   }
 }
 
+std::optional<Lineage> Index::lineage(const Key& key) const {
+  const std::lock_guard lock(impl_->mutex);
+  const Impl& x = *impl_;
+  const Namespace& ns = x.space(key.ns, key.group);
+  const std::uint32_t row = ns.open ? x.find(key) : kNoRow;
+  if (row == kNoRow || x.state(row) != RowState::kResident) return std::nullopt;
+  const GroupShape& shape = ns.groups[key.group];
+  const auto unit = [&](std::uint64_t block) { return (block / shape.subs + 1) * shape.unit_stride - 1; };
+  Lineage found{0, x.c.depth[row], {}};
+  if (!shape.chained) {
+    found.first_unit = unit(found.block);
+    found.digests = {key.digest};
+    return found;
+  }
+  found.digests.resize(unit(found.block) + 1);
+  for (std::uint32_t at = row; at != kNoRow; at = x.c.parent[at])
+    found.digests[unit(x.c.depth[at])] = x.records[x.c.slot[at]].digest;
+  return found;
+}
+
 void Index::drop_corrupt(LeaseId id, std::span<const std::uint32_t> positions) {
   const std::lock_guard lock(impl_->mutex);
   const auto lease = impl_->leases.find(id);

@@ -103,8 +103,8 @@ void complete(Index& index, Owner owner, const wire::Call& call, std::span<const
 
 }  // namespace
 
-bool serve(Index& index, const DiskLog* log, Owner owner, const wire::Call& call, std::span<const std::byte> inbox,
-           std::span<std::byte> outbox, wire::Reply& reply) noexcept {
+bool serve(Index& index, const DiskLog* log, Owner owner, const wire::Call& call,
+           std::span<const std::byte> inbox, std::span<std::byte> outbox, wire::Reply& reply) noexcept {
   const std::uint64_t now = index.clock().now();
   const std::uint64_t deadline = now + std::min(call.deadline, ~std::uint64_t{0} - now);
   reply.status = static_cast<std::uint32_t>(Status::kOk);

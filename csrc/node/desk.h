@@ -9,10 +9,10 @@
 
 namespace kvarter::node {
 
-// Where sessions' calls meet the index and the log below it, if there is one: checks what was asked, asks, and puts the answer into the outbox.
-// False when the call is malformed, or about something of another engine's: then nothing has happened.
-// Never blocks but for the index's mutex, never throws.
-bool serve(Index& index, const DiskLog* log, Owner owner, const wire::Call& call, std::span<const std::byte> inbox,
-           std::span<std::byte> outbox, wire::Reply& reply) noexcept;
+// Where sessions' calls meet the index and the log below it, if there is one: checks what was asked, asks,
+// and puts the answer into the outbox. False when the call is malformed, or about something of another
+// engine's: then nothing has happened. Never blocks but for the index's mutex, never throws.
+bool serve(Index& index, const DiskLog* log, Owner owner, const wire::Call& call,
+           std::span<const std::byte> inbox, std::span<std::byte> outbox, wire::Reply& reply) noexcept;
 
 }  // namespace kvarter::node

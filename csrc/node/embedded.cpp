@@ -6,8 +6,9 @@ namespace kvarter {
 
 class EmbeddedNode::IndexListener final : public Listener {
  public:
-  IndexListener(Index& index, bool serves, const DiskLog* log)
-      : index_(index), serves_(serves), log_(log) {}
+  IndexListener(Index& index, bool serves, std::shared_ptr<const DiskLog> log)
+      : index_(index), serves_(serves), log_(std::move(log)) {}
+  void drop_log() { log_.reset(); }
   void serve(NodeServer* server) { server_.store(server, std::memory_order_release); }
 
   void on_fenced(std::uint32_t owner, std::uint64_t epoch) override { index_.fenced(owner, epoch); }
@@ -16,7 +17,7 @@ class EmbeddedNode::IndexListener final : public Listener {
   bool serves() const override { return serves_; }
   bool on_call(std::uint32_t owner, const wire::Call& call, std::span<const std::byte> inbox,
                std::span<std::byte> outbox, wire::Reply& reply) override {
-    return node::serve(index_, log_, owner, call, inbox, outbox, reply);
+    return node::serve(index_, log_.get(), owner, call, inbox, outbox, reply);
   }
   void on_tick() override {
     NodeServer* server = server_.load(std::memory_order_acquire);
@@ -32,17 +33,22 @@ class EmbeddedNode::IndexListener final : public Listener {
  private:
   Index& index_;
   const bool serves_;
-  const DiskLog* const log_;
+  std::shared_ptr<const DiskLog> log_;
   std::atomic<NodeServer*> server_{nullptr};
 };
 
 EmbeddedNode::EmbeddedNode(Index& index, std::span<const Exported> exported, std::string path,
-                           std::uint32_t tick_ms, bool serves, const DiskLog* log)
-    : listener_(std::make_shared<IndexListener>(index, serves, log)),
+                           std::uint32_t tick_ms, bool serves, std::shared_ptr<const DiskLog> log)
+    : listener_(std::make_shared<IndexListener>(index, serves, std::move(log))),
       server_(std::make_unique<NodeServer>(std::move(path), exported, kLayoutVersion, listener_, tick_ms)) {
   listener_->serve(server_.get());
 }
 
-EmbeddedNode::~EmbeddedNode() { server_->close(); }
+void EmbeddedNode::close() noexcept {
+  server_->close();
+  listener_->drop_log();  // its thread has ended
+}
+
+EmbeddedNode::~EmbeddedNode() { close(); }
 
 }  // namespace kvarter

@@ -82,9 +82,11 @@ class Store(BaseStore):
         """A namespace by its digest alone, for who asks on behalf of another process. lasting: may lie on disk."""
         space = self._spaces.get(digest)
         if space is None:
-            below = self.disk.open(digest, geometry) if self.disk is not None and lasting else None
             above = self.index.open_namespace(digest, geometry.shapes())
-            space = Space(above, below, geometry, self.index)
+            if self.disk is not None and lasting:
+                space = self.disk.open(digest, above, geometry)
+            else:
+                space = Space(above, None, geometry, self.index)
             self._spaces[digest] = space
         return space
 

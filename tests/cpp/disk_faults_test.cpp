@@ -135,6 +135,41 @@ TEST_CASE("segments cut short, grown, swapped, doubled, zeroed or with a stale h
   }
 }
 
+TEST_CASE("a header that carries other blocks' keys is not there, nor is what follows it") {
+  DiskWorld w({{1, 1, false, {8192}}});
+  for (std::uint64_t id = 0; id < 4; ++id)
+    w.write(text(id, 1));  // a group each: a header page, two of payload
+  w.flush();
+  const std::string tail = "segment-00000000";
+  Content a = w.disk->content(tail);
+  const auto header = [&](int group) { return a.begin() + 4096 + group * 3 * 4096; };
+  std::swap_ranges(header(1), header(1) + 4096, header(2));
+  w.disk->put(tail, a);
+  w.crash(1);
+  CHECK(w.log->contains(w.chain(text(0, 1)), 0, 0));
+  for (std::uint64_t id = 1; id < 4; ++id) CHECK_FALSE(w.log->contains(w.chain(text(id, 1)), 0, 0));
+  CHECK(count(w.read(text(0, 1), {0, 0, 1}), Status::kOk) == 1);
+  CHECK(w.audit() == "");
+}
+
+TEST_CASE("a clock that jumps ends what has a deadline, and nothing else") {
+  DiskWorld w;
+  const auto a = text(1, 5), b = text(2, 5);
+  w.write(a);
+  const Slots into = w.slots({0, 0, 5}), from = w.filled(b, {0, 0, 5});
+  const DiskTicket reading =
+      w.log->read(w.chain(a), {{Range{0, 0, 5}}}, into.spans, w.clock.now() + 1'000'000'000);
+  const DiskTicket writing = w.log->write(w.chain(b), {{Range{0, 0, 5}}}, from.spans);
+  w.clock.advance(100ull * 365 * 86'400 * 1'000'000'000);  // a century
+  CHECK(count(w.finish(reading), Status::kTimedOut) == 5);
+  CHECK(count(w.finish(writing), Status::kOk) == 5);
+  w.clock.advance(2'000'000'000);
+  w.settle();
+  CHECK(w.log->durable_sequence() == w.log->counters().last_sequence);
+  CHECK(count(w.read(a, {0, 0, 5}), Status::kOk) == 5);
+  CHECK(w.audit() == "");
+}
+
 TEST_CASE("headers of an earlier epoch behind the tail are not there") {
   DiskWorld w({{1, 1, false, {8192}}}, 3, 128 << 10);
   for (std::uint64_t id = 0; id < 30; ++id) w.write(text(id, 4));  // every segment has been recycled

@@ -102,15 +102,36 @@ TEST_CASE("a full disk drops what was used least recently, leaf first, and takes
 }
 
 TEST_CASE("among blocks used at the same time those that a tier above has go first") {
+  World above(2 << 20, {{1, 1, false, {4096}}});
   DiskWorld w({{1, 1, false, {8192}}});
+  w.options.above = &above.index;
+  w.start();
+  w.ns = w.log->open_namespace(space(1), w.groups, above.ns);
   const auto a = text(1, 60);
   w.write(a);
-  w.log->mark_above(w.chain(a), {0, 10, 20}, true);
   w.log->touch(w.chain(a), {0, 0, 60});
+  above.complete(above.reserve(a, {0, 10, 20}));
   std::uint64_t next = 100;
   while (w.reason(DiskReason::kEvicted) < 15) w.write(text(next++, 3));
   for (std::uint64_t block = 0; block < 60; ++block)
     if (block < 10 || block >= 30) CHECK(w.log->contains(w.chain(a), 0, block));
+  w.log.reset();  // it asks the index for as long as it lives
+}
+
+TEST_CASE("whether a tier above has a block never outweighs when it was used") {
+  World above(2 << 20, {{1, 1, false, {4096}}});
+  DiskWorld w({{1, 1, false, {8192}}});
+  w.options.above = &above.index;
+  w.start();
+  w.ns = w.log->open_namespace(space(1), w.groups, above.ns);
+  const auto older = text(1, 30), younger = text(2, 30);
+  w.write(older);
+  w.write(younger);
+  above.complete(above.reserve(younger, {0, 0, 30}));
+  std::uint64_t next = 100;
+  while (w.reason(DiskReason::kEvicted) < 15) w.write(text(next++, 3));
+  for (std::uint64_t block = 0; block < 30; ++block) CHECK(w.log->contains(w.chain(younger), 0, block));
+  w.log.reset();
 }
 
 TEST_CASE("a capacity of two segments works") {

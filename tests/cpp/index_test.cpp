@@ -375,3 +375,40 @@ TEST_CASE("records of another size, version or pool are refused with the numbers
   CHECK_THROWS_WITH(Index({256, 0.5}, pool, w.clock, again(w.index.records())),
                     doctest::Contains("layout version 9; this build reads version 2"));
 }
+
+TEST_CASE("many blocks are looked up at once, and none of a closed namespace is there") {
+  World w;
+  const auto a = text(1, 6);
+  w.store(std::span(a).first(4));
+  std::vector<Key> keys;
+  for (const Digest& digest : a) keys.push_back({w.ns, 0, 0, digest});
+  std::vector<std::uint8_t> there(6);
+  w.index.contains(keys, there);
+  CHECK(there == std::vector<std::uint8_t>{1, 1, 1, 1, 0, 0});
+  w.index.invalidate(w.ns);
+  w.index.contains(keys, there);
+  CHECK(there == std::vector<std::uint8_t>(6));
+  keys[0].ns = kMaxNamespaces;
+  CHECK_THROWS_AS(w.index.contains(keys, there), std::invalid_argument);
+}
+
+TEST_CASE("a resident block knows where in its sequence it is") {
+  World w(2 << 20, {{1, 1, true, {4096}}, {2, 1, true, {4096}}, {1, 2, true, {4096}}, {2, 1, false, {4096}}});
+  const auto a = text(1, 6);
+  for (std::uint32_t group = 0; group < 4; ++group)
+    w.complete(w.reserve(a, {group, 0, group == 2 ? 12u : group == 0 ? 6u : 3u}));
+  const auto of = [&](std::uint32_t group, std::uint64_t unit, std::uint16_t sub = 0) {
+    return *w.index.lineage({w.ns, static_cast<std::uint16_t>(group), sub, a[unit]});
+  };
+  CHECK(of(0, 4).block == 4);
+  CHECK(of(0, 4).digests == std::vector<Digest>(a.begin(), a.begin() + 5));
+  CHECK(of(1, 3).block == 1);
+  CHECK(of(1, 3).digests == std::vector<Digest>{{}, a[1], {}, a[3]});
+  CHECK(of(2, 2, 1).block == 5);
+  CHECK(of(2, 2, 1).digests == std::vector<Digest>(a.begin(), a.begin() + 3));
+  CHECK(of(3, 5).block == 2);
+  CHECK(of(3, 5).first_unit == 5);
+  CHECK(of(3, 5).digests == std::vector<Digest>{a[5]});
+  CHECK_FALSE(w.index.lineage({w.ns, 0, 0, text(2, 1)[0]}));
+  CHECK_FALSE(w.index.lineage({w.ns, 1, 0, a[0]}));
+}

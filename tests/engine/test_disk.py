@@ -46,6 +46,10 @@ def test_an_engine_with_empty_memory_serves_what_the_process_before_it_left(
     assert sum(hits.values()) == engine.counter(llm, "vllm:external_prefix_cache_hits")
     blocks = series("kvarter_disk_bytes", "state")
     assert blocks.pop("capacity") == sum(blocks.values())
+    sequence, risk = series("kvarter_disk_sequence", "of"), series("kvarter_disk_at_risk_bytes", "of")
+    assert 0 < sequence["durable"] <= sequence["last"]
+    assert set(risk) == {"queued", "undurable"}
+    assert (risk["undurable"] == 0) == (sequence["durable"] == sequence["last"])
 
 
 def test_a_pool_too_small_is_made_up_for_by_the_disk(

@@ -117,6 +117,9 @@ def test_an_engine_with_an_empty_cpu_pool_serves_what_the_process_before_it_left
         chunks, account = of_series(llm, "chunks", "event"), of_series(llm, "bytes", "state")
         assert chunks["loaded"] >= 36
         assert account.pop("capacity") == sum(account.values())
+        sequence, risk = of_series(llm, "sequence", "of"), of_series(llm, "at_risk_bytes", "of")
+        assert 0 < sequence["durable"] <= sequence["last"]
+        assert (risk["undurable"] == 0) == (sequence["durable"] == sequence["last"])
 
 
 def flipped(data: bytes) -> bytes:

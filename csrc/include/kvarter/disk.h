@@ -22,6 +22,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -117,11 +118,10 @@ struct DiskDone {
   std::vector<std::uint64_t> checksums;
 };
 
-// A block that was there and is no more, named by the digest of its last unit.
+// A block that was there and is no more.
 struct DiskDropped {
-  std::uint32_t ns = 0;
-  std::uint16_t group = 0, sub = 0;
-  Digest digest{};
+  Key key;
+  DiskReason reason = DiskReason::kNone;
 };
 
 class DiskLog {
@@ -143,6 +143,8 @@ class DiskLog {
     bool sparse = false;                    // segments without their bytes allocated; for benches alone
     bool background = true;                 // false: nothing moves but in step(), for tests
     std::uint32_t max_dropped = 0;          // names that dropped() keeps until it is called
+    // The tier above, if it is an index: among blocks last used at the same time those that it has go first.
+    const Index* above = nullptr;
   };
   // Memory of the index for one block, as max_index_bytes counts it.
   static constexpr std::uint64_t kIndexBytesPerBlock = 192;
@@ -150,15 +152,17 @@ class DiskLog {
   // Recovers what is there: reads the indexes of sealed segments, and verifies the payloads of the others.
   // Throws std::invalid_argument for a capacity below two segments, or whose index would not fit;
   // std::runtime_error for a directory that is another process's, is not a log's, or is of a newer format,
-  // which it leaves untouched, and when the device fails. REQUIRES: the clock outlives the log.
+  // which it leaves untouched, and when the device fails. REQUIRES: the clock, and the index
+  // above, outlive the log.
   DiskLog(const Options& options, std::unique_ptr<Device> device, const Clock& clock);
   // Waits for what is in flight, and seals the last segment. What is queued is not written: flush first.
   ~DiskLog();
 
   // --- namespaces
   // The same digest gives the same number until it is invalidated. Its blocks of earlier runs are there at
-  // once.
-  std::uint32_t open_namespace(const Digest& digest, std::span<const GroupShape> groups);
+  // once. `above`: its number in the index above, of which the last one given counts.
+  std::uint32_t open_namespace(const Digest& digest, std::span<const GroupShape> groups,
+                               std::optional<std::uint32_t> above = {});
   // From now on nothing of it is served or stored. The ticket is kOk when no crash can bring anything back.
   DiskTicket invalidate(std::uint32_t ns);
 
@@ -177,8 +181,6 @@ class DiskLog {
   // --- hints
   // The range was hit above: it, and its ancestors, were used now. Blocks that are not here are passed over.
   void touch(const Chain& chain, const Range& range);
-  // Whether the blocks are in a tier above; among blocks last used at the same time those go first.
-  void mark_above(const Chain& chain, const Range& range, bool above);
 
   // --- moving. Spans: of all shards of each block together, in the order of the ranges and their blocks, as
   // Index::slots gives them. 0, and nothing taken, when max_tickets are out.

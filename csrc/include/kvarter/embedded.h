@@ -19,14 +19,16 @@ namespace kvarter {
 class EmbeddedNode {
  public:
   // serves: engines may come by themselves, each with a session (RemoteIndex); else they are opened here.
-  // log: what sessions find below the index. REQUIRES: index and log outlive this. Throws as NodeServer does.
+  // log: what sessions find below the index. REQUIRES: index outlives this. Throws as NodeServer does.
   EmbeddedNode(Index& index, std::span<const Exported> exported, std::string path, std::uint32_t tick_ms,
-               bool serves = false, const DiskLog* log = nullptr);
+               bool serves = false, std::shared_ptr<const DiskLog> log = nullptr);
   ~EmbeddedNode();
   EmbeddedNode(const EmbeddedNode&) = delete;
   EmbeddedNode& operator=(const EmbeddedNode&) = delete;
 
   NodeServer& server() { return *server_; }
+  // Ends the server, and lets go of the log. Idempotent.
+  void close() noexcept;
 
  private:
   class IndexListener;

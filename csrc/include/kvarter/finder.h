@@ -16,7 +16,6 @@ namespace kvarter {
 
 struct ColumnsHeader;
 struct Gate;
-struct Key;
 
 class Finder {
  public:
@@ -31,6 +30,7 @@ class Finder {
   std::uint64_t last_run(const Chain& chain, std::uint32_t group, std::uint64_t end, std::uint64_t run,
                          std::uint64_t step) const;
   bool contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const;
+  void contains(std::span<const Key> keys, std::span<std::uint8_t> there) const;
   std::uint64_t version() const;
   // Random; tells one pool from another.
   std::span<const std::uint8_t, 16> pool_id() const;

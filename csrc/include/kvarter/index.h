@@ -23,6 +23,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -57,6 +58,14 @@ struct Range {
   std::uint32_t group = 0;
   std::uint64_t first = 0;
   std::uint64_t count = 0;
+};
+
+// One block of one group, as tables find it. `digest`: of the last unit that the block touches.
+struct Key {
+  std::uint32_t ns = 0;
+  std::uint16_t group = 0;
+  std::uint16_t sub = 0;  // the block's number in its unit
+  Digest digest{};
 };
 
 // Shards [first, first + count) of a block; count 0 means all.
@@ -162,6 +171,15 @@ struct View {
   const SlotRecord* records;
 };
 
+// Where in its sequence a block is: what makes a Chain of a key. Of a chained group the digests go back to
+// unit 0, and are known at the end of each block; those of other units are 0. Of other groups it is the one
+// of the block itself.
+struct Lineage {
+  std::uint64_t first_unit = 0;
+  std::uint64_t block = 0;
+  std::vector<Digest> digests;
+};
+
 struct FenceRequest {
   Owner owner;
   std::uint64_t epoch;
@@ -207,8 +225,12 @@ class Index {
   std::uint64_t last_run(const Chain& chain, std::uint32_t group, std::uint64_t end, std::uint64_t run,
                          std::uint64_t step) const;
   bool contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const;
+  // The same of many at once, 1 or 0 for each key. REQUIRES: `there` is as long as `keys`.
+  void contains(std::span<const Key> keys, std::span<std::uint8_t> there) const;
   // Changes whenever a look-up may answer differently: what a memoised match depends on.
   std::uint64_t version() const;
+  // With the mutex, and as long as the chain: not for hot paths. Nothing when the block is not resident.
+  std::optional<Lineage> lineage(const Key& key) const;
 
   // --- leases
   // Takes all of the ranges or nothing. Returns kOk; kNotFound: a block is gone; kRejected: a hold above its

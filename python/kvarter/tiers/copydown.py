@@ -33,7 +33,7 @@ class CopyDown:
     """A queue in front of the log. `offer` may be called by any thread, the rest by the disk's own.
 
     queue_bytes: of blocks that wait; past that the least valuable are dropped. admit_all: also what was seen once, when
-    the log is full. `counts`: blocks that were not handed to the log, by reason.
+    the log is full. `counts`: blocks that were not handed to the log, by reason. `offered_bytes`: since start.
     """
 
     def __init__(
@@ -46,6 +46,7 @@ class CopyDown:
         self._known: deque[_Offer] = deque()  # blocks of sequences that have been seen before
         self._once: deque[_Offer] = deque()  # and of those that have not
         self._queued = self._writing = 0  # bytes
+        self.offered_bytes = 0
         self._in_hand = False  # whether the thread is looking at what it took from the queue
         self._writes: dict[int, tuple[int, int]] = {}  # ticket -> (lease, bytes)
         self.counts: Counter[str] = Counter()
@@ -55,6 +56,11 @@ class CopyDown:
         """Whether anything is queued, or with the log."""
         return bool(self._known or self._once or self._in_hand or self._writes)
 
+    @property
+    def queued_bytes(self) -> int:
+        """Of blocks that wait here."""
+        return self._queued
+
     def offer(
         self, space: Space, above: _core.Chain, below: _core.Chain, ranges: list[Range], known: bool
     ) -> None:
@@ -62,6 +68,7 @@ class CopyDown:
         groups = space.geometry.groups
         nbytes = sum(count * sum(groups[group].shard_bytes) for group, _, count in ranges)
         with self._lock:
+            self.offered_bytes += nbytes
             if not known and not self._admit_all and is_full(self._log):
                 self.counts["not_admitted"] += sum(count for *_, count in ranges)
                 return

@@ -21,6 +21,7 @@ from ..matching import Range
 from ..policy import LoadPolicy
 from ..sequence import Sequence
 from ..transfers import Blocks, Match
+from .again import LOOK_SECONDS, NAMES, Again
 from .copydown import CopyDown
 from .log import DiskOptions
 from .promotion import Lease, Promotions
@@ -41,9 +42,12 @@ class Disk:
         policy: LoadPolicy,
     ) -> None:
         """Recovers what is there. Raises `ConfigError` for a directory that cannot be used, saying why."""
-        self.log = options.open(pool, clock)
+        self.log = options.open(pool, clock, max_dropped=NAMES, above=index)
         self._down = CopyDown(self.log, pool, index, options.queue_bytes, options.admit_all)
+        self._again = Again(self.log, index, self._down, options.queue_bytes)
         self._up = Promotions(self.log, index, clock, policy)
+        self._spaces: dict[int, Space] = {}  # by their number in the log
+        self._index = index
         self._wake = threading.Condition()
         self._tickets: set[int] = set()  # of flushes and invalidations
         self._flushed: set[int] = set()  # of flushes that are done
@@ -55,13 +59,16 @@ class Disk:
 
     # --- namespaces
 
-    def open(self, digest: bytes, geometry: Geometry) -> int:
-        """The namespace's number in the log."""
-        return self.log.open_namespace(digest, geometry.shapes())
+    def open(self, digest: bytes, above: int, geometry: Geometry) -> Space:
+        """A namespace that the index has under the number `above`."""
+        below = self.log.open_namespace(digest, geometry.shapes(), above)
+        space = self._spaces[below] = Space(above, below, geometry, self._index)
+        return space
 
     def invalidate(self, space: Space) -> None:
         """Nothing of it is served any more; soon no crash can bring it back."""
         if space.below is not None:
+            self._spaces.pop(space.below, None)
             with self._wake:
                 self._tickets.add(self.log.invalidate(space.below))
                 self._wake.notify_all()
@@ -113,6 +120,11 @@ class Disk:
         """Bytes that were asked for and have not come."""
         return self._up.queued
 
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes that were stored and have not been handed to the log."""
+        return self._down.queued_bytes
+
     # --- the thread
 
     def _notify(self) -> None:
@@ -122,13 +134,16 @@ class Disk:
     def _run(self) -> None:
         while True:
             with self._wake:
-                self._wake.wait_for(lambda: self._closed or self._down.busy or self._up.busy or self._tickets)
+                self._wake.wait_for(
+                    lambda: self._closed or self._down.busy or self._up.busy or self._tickets, LOOK_SECONDS
+                )
                 if self._closed:
                     return
             try:
                 self._down.step()
                 self.log.wait(_WAIT_SECONDS)
                 self._collect()
+                self._again.look(self._spaces)
             except Exception:  # a slower cache, never an error to the engine
                 logger.exception("the disk tier goes on without what it was doing")
                 time.sleep(_WAIT_SECONDS)

@@ -24,7 +24,7 @@ class DiskOptions:
     path: str
     capacity: int
     segment_bytes: int = 256 << 20
-    device: str = "auto"
+    device: str | _core.FaultyDisk = "auto"
     queue_depth: int = 8
     queue_bytes: int = 256 << 20
     admit_all: bool = False
@@ -36,6 +36,7 @@ class DiskOptions:
         *,
         block_bytes: int = 64 << 10,
         max_dropped: int = 0,
+        above: _core.Index | None = None,
     ) -> _core.DiskLog:
         """The log, recovered, over that memory's slots; see `DiskLog`. Raises `ConfigError` for a directory that cannot
         be used, saying why."""
@@ -50,15 +51,29 @@ class DiskOptions:
                 queue_depth=self.queue_depth,
                 block_bytes=block_bytes,
                 max_dropped=max_dropped,
+                above=above,
             )
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"no disk tier in {self.path}: {error}") from None
 
 
+def room(log: _core.DiskLog) -> int:
+    """Bytes that can come before something has to go for them; none when that is so already."""
+    ledger = log.ledger()
+    most = int(_FULL * (ledger["capacity"] - ledger["overhead"]))
+    return max(0, most - ledger["resident"] - ledger["reserved"])
+
+
 def is_full(log: _core.DiskLog) -> bool:
     """Whether something has to go soon for what comes."""
-    ledger = log.ledger()
-    return bool(ledger["resident"] + ledger["reserved"] > _FULL * (ledger["capacity"] - ledger["overhead"]))
+    return room(log) == 0
+
+
+def at_risk(counts: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+    """A log's counters for metrics: bytes that a power loss would take, and the sequence numbers that say up to which
+    block of those that can be found one leaves everything."""
+    risk: dict[str, float] = {"queued": counts["queued_bytes"], "undurable": counts["undurable_bytes"]}
+    return risk, {"last": counts["last_sequence"], "durable": counts["durable_sequence"]}
 
 
 def account(counts: dict[str, Any]) -> tuple[dict[str, float], dict[str, float]]:

@@ -12,7 +12,7 @@ from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
 from ...tiers.disk import Disk
-from ...tiers.log import account
+from ...tiers.log import account, at_risk
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -34,6 +34,11 @@ COUNTERS = {
 GAUGES = {
     "bytes": ("state", "Bytes of the pool by what they are; they add up to capacity"),
     "disk_bytes": ("state", "Bytes of the log on disk by what they are; they add up to capacity"),
+    "disk_at_risk_bytes": (
+        "of",
+        "Bytes that a power loss would take: queued (kill -9 takes them, too), undurable",
+    ),
+    "disk_sequence": ("of", "Sequence numbers: of the last block that can be found, of the last durable one"),
     "rates": ("of", "What loading from disk is weighed by: bytes of it and prompt tokens computed, a second"),
 }
 
@@ -107,6 +112,7 @@ class Meter:
 
     def __init__(self) -> None:
         self._before: dict[str, dict[str, float]] = {}
+        self._gauges: dict[str, dict[str, float]] = {}
 
     def read(self, totals: dict[str, dict[str, float]], gauges: dict[str, dict[str, float]]) -> Stats:
         changed: dict[str, dict[str, float]] = {}
@@ -116,8 +122,9 @@ class Meter:
             moved = {label: value for label, value in moved.items() if value}
             if moved:
                 changed[family] = moved
-        self._before = totals
-        return Stats(data={**changed, **gauges} if changed else {})
+        same = not changed and gauges == self._gauges
+        self._before, self._gauges = totals, gauges
+        return Stats(data={} if same else {**changed, **gauges})
 
 
 def disk_stats(disk: Disk) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, float]]]:
@@ -126,4 +133,7 @@ def disk_stats(disk: Disk) -> tuple[dict[str, dict[str, float]], dict[str, dict[
     blocks, moved = account(counts)
     blocks |= {name: count for name, count in counts.items() if name == "offered" or name.startswith("down_")}
     ledger = {name: float(value) for name, value in disk.log.ledger().items()}
-    return {"disk_blocks": blocks, "disk_bytes_moved": moved}, {"disk_bytes": ledger}
+    risk, sequences = at_risk(counts)
+    risk["queued"] += disk.queued_bytes
+    gauges = {"disk_bytes": ledger, "disk_at_risk_bytes": risk, "disk_sequence": sequences}
+    return {"disk_blocks": blocks, "disk_bytes_moved": moved}, gauges

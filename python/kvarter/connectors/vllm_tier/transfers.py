@@ -191,7 +191,7 @@ class Transfers:
 
     def gone(self, ns: int) -> list[bytes]:
         """Keys of chunks that were dropped since the last call and are not there again."""
-        keys = [key_of(group, digest) for of, group, digest in self.log.dropped() if of == ns]
+        keys = [key_of(group, digest) for of, group, _, digest, _ in self.log.dropped() if of == ns]
         return [key for key in keys if not self.has(ns, key)]
 
     def close(self, seconds: float = 30.0) -> None:
