@@ -212,7 +212,10 @@ class Store:
             ]
             for run in runs(need):
                 self._placement.stored(sequence, chain, space.geometry, group, run)
-            if results:
+            if len(results) == 1:
+                asked = np.arange(need[0], need[-1] + 1, dtype=np.int64)
+                parts[group] = (asked, *results[0])
+            elif results:
                 status, reasons, handles, slots = (
                     np.concatenate(column) for column in zip(*results, strict=True)
                 )
