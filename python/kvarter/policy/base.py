@@ -67,6 +67,12 @@ class Policy:
         """
         return None
 
+    def learn(self, now: float) -> bool:
+        """A part of the work that can wait, a tenth of a millisecond or two. Called after each request, and while it says
+        that there is more.
+        """
+        return False
+
     def hinted(self, classes: Classes, hint: int) -> Classes:
         """The same classes after the caller has said more."""
         return classes

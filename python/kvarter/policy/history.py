@@ -84,7 +84,7 @@ class Thinning:
     """Which units of a chain stand for all of it: of long ones few, the same for every request."""
 
     def __init__(self) -> None:
-        self._grow(_SPARSE)
+        self._grow(4 * _SPARSE)
 
     def _grow(self, units: int) -> None:
         every = np.arange(units)

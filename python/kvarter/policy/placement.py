@@ -81,6 +81,8 @@ class Placement:
         self._waiting: deque[_Asked] = deque(maxlen=_MOST_WAITING)
         self._unclassified: deque[tuple[_core.Chain, int, int, Classes]] = deque(maxlen=_MOST_UNCLASSIFIED)
         self._next = 0.0  # when the next pass may be
+        self._ranked_last = False
+        self._learning = False
         self.passes = 0
         self.longest = 0.0  # seconds of this thread's time in one tick
 
@@ -117,25 +119,36 @@ class Placement:
     # --- the work of a tick
 
     def tick(self) -> None:
-        """Observes what was asked, and ranks victims while the index wants some: at most a pass of each."""
+        """Ranks victims while the index wants some, or else takes in what was asked: in turns when both wait."""
+        heard = bool(self._waiting or self._unclassified or self._learning)
         ranks = self.policy.ranks and self._seconds() >= self._next and self._index.victims_wanted > _FEW
-        if not (self._waiting or self._unclassified or ranks) or not self._lock.acquire(blocking=False):
+        if not (heard or ranks) or not self._lock.acquire(blocking=False):
             return
         try:
             begun = thread_time()
-            while (self._waiting or self._unclassified) and thread_time() - begun < PASS_SECONDS / 2:
-                if self._unclassified:
-                    self._classify_some()
-                else:
-                    self._observe(self._waiting.popleft())
-            if ranks and thread_time() - begun < PASS_SECONDS / 2:
+            self._ranked_last = ranks and not (heard and self._ranked_last)
+            if self._ranked_last:
                 self._rank(self._index.victims_wanted)
+            else:
+                while self._hear() and thread_time() - begun < PASS_SECONDS / 4:
+                    pass
             self.longest = max(self.longest, thread_time() - begun)
         finally:
             self._lock.release()
 
+    def _hear(self) -> bool:
+        """One bounded thing of those that wait; False when it was the last one."""
+        if self._unclassified:
+            self._classify_some()
+        elif self._waiting:
+            self._observe(self._waiting.popleft())
+        else:
+            self._learning = self.policy.learn(self._seconds())
+        return bool(self._waiting or self._unclassified or self._learning)
+
     def _observe(self, asked: _Asked) -> None:
-        keys = np.ascontiguousarray(asked.sequence.digests[:, :8]).view(np.uint64).ravel()
+        keys = asked.sequence.digests.view(np.uint64)[:, 0]  # no copy: a policy may look at few of them
+        self._learning = self.policy.learns
         classes = self.policy.observe(keys, asked.resident, asked.now, asked.hint)
         if classes is not None:
             asked.sequence.classes = classes
@@ -174,7 +187,7 @@ class Placement:
         took = thread_time() - begun
         self._next = self._seconds() + took / _SHARE
         self.passes += 1
-        scale = min(max(0.8 * PASS_SECONDS / max(took, 1e-6), 0.25), 1.25)
+        scale = min(max(0.5 * PASS_SECONDS / max(took, 1e-6), 0.25), 1.25)
         self._sample = int(min(max(self._sample * scale, _LEAST_ROWS), _MOST_ROWS, self._total))
 
 
