@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from kvarter import _core
-from kvarter.errors import ConfigError
+from kvarter.errors import CapacityError, ConfigError
 from kvarter.geometry import CacheGroup, State
 from kvarter.policy import DEFAULT, POLICIES
+from kvarter.policy.lru import Lru
 from kvarter.trace import generate, replay
 from kvarter.trace.real import replay_bytes
 from words import World, full
@@ -196,8 +197,24 @@ def test_what_a_policy_remembers_is_bounded_and_in_the_account(name: str) -> Non
         sequence = world.sequence([number] * 81)
         world.store.match(sequence, request=str(number))
         world.put(sequence, {0: range(20)})
-    assert world.store.stats()["policy_bytes"] == first <= 4 << 20
-    world.store.audit()
+    assert world.store.stats()["policy_bytes"] == first <= POLICIES[name].most_state_bytes(512) <= 4 << 20
+    index = world.store.index
+    metadata = sum(nbytes for _, nbytes in index.memfds)
+    assert world.store.audit()["overhead"] == metadata + first
+    assert world.store.audit()["capacity"] == world.store.pool.bytes + metadata + first
+
+
+def test_memory_that_a_policy_needs_beyond_what_there_is_is_refused_at_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Elephant(Lru):
+        @classmethod
+        def most_state_bytes(cls, capacity: int) -> int:
+            return 1 << 50
+
+    monkeypatch.setitem(POLICIES, "elephant", Elephant)
+    with pytest.raises(CapacityError, match="does not fit"):
+        World(policy="elephant")
 
 
 @pytest.mark.parametrize("name", POLICIES)

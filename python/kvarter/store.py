@@ -56,7 +56,8 @@ class Store:
         if dram < 2 << 20:
             raise ConfigError(f"a pool of {dram} bytes; expected at least 2 MiB")
         slots = max_blocks or max(dram // DEFAULT_BLOCK_BYTES, 64)
-        metadata = slots * 256  # records, columns and hash table, rounded up
+        # Records, columns and hash table, rounded up, and what the policy remembers.
+        metadata = slots * 256 + kind.most_state_bytes(slots)
         try:
             _core.check_memory(dram + metadata)
         except ValueError as error:
@@ -266,7 +267,8 @@ class Store:
     def audit(self) -> dict[str, int]:
         """Recounts every byte, of the disk too, from the structures themselves; the pool's ledger when all agree, else
         `AuditError`."""
-        findings = self.index.audit() + (self.disk.log.audit() if self.disk is not None else [])
+        findings = self.index.audit() + self._placement.audit()
+        findings += self.disk.log.audit() if self.disk is not None else []
         if findings:
             raise AuditError("; ".join(findings))
         return {**self.index.ledger(), "evictable": self.index.evictable()}

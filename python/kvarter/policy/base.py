@@ -79,5 +79,10 @@ class Policy:
 
     @property
     def state_bytes(self) -> int:
-        """Memory for what is remembered of blocks, those that are gone included. Bounded by the capacity."""
+        """Memory for what is remembered of blocks, those that are gone included; in the ledger as overhead."""
+        return 0
+
+    @classmethod
+    def most_state_bytes(cls, capacity: int) -> int:
+        """What `state_bytes` may come to; a store looks before it starts whether the host has as much."""
         return 0

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import numpy as np
 
 from .base import NO_HINT, Classes, Columns, Keys, Policy, Rows, Scores
-from .history import History, Thinning
-from .survival import Survival, bins
+from .history import History, Thinning, history_bytes
+from .survival import Survival, bins, survival_bytes
 
 _USES = 4  # kinds of blocks by uses: 1, 2, 3, more
 _TURNS = 4
@@ -98,6 +98,10 @@ class Hazard(Policy):
     @property
     def state_bytes(self) -> int:
         return self._history.nbytes + self._survival.nbytes
+
+    @classmethod
+    def most_state_bytes(cls, capacity: int) -> int:
+        return history_bytes(capacity) + survival_bytes(CLASSES)
 
     def _learn(self, at: Rows, known: np.ndarray, now: float) -> None:
         """The spells of the blocks at these places end: by a use where the block is known, else cut off."""

@@ -80,6 +80,8 @@ class Placement:
         self._sample = min(4096, self._total)
         self._waiting: deque[_Asked] = deque(maxlen=_MOST_WAITING)
         self._unclassified: deque[tuple[_core.Chain, int, int, Classes]] = deque(maxlen=_MOST_UNCLASSIFIED)
+        self._charged = 0
+        self._charge()
         self._next = 0.0  # when the next pass may be
         self._ranked_last = False
         self._learning = False
@@ -153,6 +155,19 @@ class Placement:
         if classes is not None:
             asked.sequence.classes = classes
             self._classify(asked.chain, asked.geometry, classes)  # of what is stored by now too
+        self._charge()
+
+    def _charge(self) -> None:
+        if self.policy.state_bytes != self._charged:
+            self._charged = self.policy.state_bytes
+            self._index.charge(self._charged)
+
+    def audit(self) -> list[str]:
+        """A sentence when the ledger has another size of what the policy remembers than that has."""
+        with self._lock:
+            if self.policy.state_bytes == self._charged:
+                return []
+            return [f"the policy has {self.policy.state_bytes} bytes; {self._charged} are in the ledger"]
 
     def _classify(self, chain: _core.Chain, geometry: Geometry, classes: Classes) -> None:
         """Gives a chain's blocks their classes, as far as they are here, a part in each tick."""

@@ -32,6 +32,10 @@ def bins(ages: _Floats) -> npt.NDArray[np.int64]:
     return found
 
 
+def survival_bytes(classes: int) -> int:
+    return 4 * classes * BINS * 8
+
+
 class Survival:
     """Spells of `classes` classes, and the worth of a block by class and age.
 
@@ -50,7 +54,7 @@ class Survival:
 
     @property
     def nbytes(self) -> int:
-        return self._used.nbytes + self._cut.nbytes + self._at_risk.nbytes + self.worth.nbytes
+        return survival_bytes(len(self._used))
 
     def ended(self, classes: npt.NDArray[np.int64], ages: _Floats, by_use: bool) -> None:
         np.add.at(self._used if by_use else self._cut, (classes, bins(ages)), 1.0)
