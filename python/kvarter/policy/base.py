@@ -68,8 +68,8 @@ class Policy:
         return None
 
     def learn(self, now: float) -> bool:
-        """A part of the work that can wait, a tenth of a millisecond or two. Called after each request, and while it says
-        that there is more.
+        """A part of the work that can wait, a tenth of a millisecond or two. Called after each request, and on as long
+        as it says that there is more.
         """
         return False
 
