@@ -144,6 +144,28 @@ def test_a_snapshot_that_a_later_boundary_supersedes_goes_first() -> None:
     assert not ((columns["state"] == 2) & (columns["klass"] & 0x8000 != 0)).any()
 
 
+def test_of_snapshots_alike_the_one_that_saves_less_for_its_bytes_goes_first() -> None:
+    state = CacheGroup("state", State(), 4, (64 << 10,))
+    world = World(full(), state, headroom=0.0, max_blocks=512, policy=DEFAULT)
+    for number, boundary in ((1, 40), (2, 2)):  # the longer one is the older one
+        world.clock.advance(1.0)
+        sequence = world.sequence([number] * 161)
+        world.store.match(sequence)
+        world.put(sequence, {0: range(40), 1: range(boundary - 1, boundary)})
+    columns = world.store.index.columns
+
+    def boundaries() -> set[int]:
+        return set(columns["depth"][(columns["state"] == 2) & (columns["group"] == 1)].tolist())
+
+    assert boundaries() == {39, 1}
+    for number in range(10, 400):
+        world.clock.advance(1.0)
+        world.put(world.sequence([number] * 41), {0: range(10)})
+        if boundaries() != {39, 1}:
+            break
+    assert boundaries() == {39}
+
+
 def test_requests_teach_the_policy_once_and_their_blocks_get_its_classes() -> None:
     world = World(max_blocks=512)
     sequence = world.sequence([5] * 81)

@@ -94,6 +94,7 @@ class Store:
             )
             space = Space(self.index.open_namespace(digest, geometry.shapes()), below, geometry)
             self._spaces[digest] = space
+            self._placement.opened(space.above, geometry)
         return space
 
     def invalidate(self, namespace: Namespace) -> None:

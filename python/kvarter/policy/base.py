@@ -52,6 +52,9 @@ class Policy:
     ranks: ClassVar[bool] = True
     """False: leave it to the index, which evicts the least recently used by itself."""
 
+    rates: ClassVar[bool] = False
+    """Whether scores are uses a second, above 0: a live store then weighs them by what a use saves, for each byte."""
+
     def __init__(self, capacity: int) -> None:
         self.capacity = max(capacity, 1)
 

@@ -35,6 +35,7 @@ _SAMPLE = 1 << 14  # entries of the history that are learned from: any part of i
 class Hazard(Policy):
     name = "hazard"
     learns = True
+    rates = True
 
     def __init__(self, capacity: int) -> None:
         super().__init__(capacity)

@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..geometry import Full, Geometry
+from ..geometry import Full, Geometry, Window
 from ..sequence import Sequence
 from .base import SUPERSEDED, Classes, Columns, Policy
 
 PASS_SECONDS = 0.0005
 _RESIDENT = 2  # RowState, csrc/index/columns.h
+_NAMESPACES, _GROUPS = 1024, 64  # at most, csrc/include/kvarter/record.h
 _LEAST_ROWS, _MOST_ROWS = 256, 1 << 16
 _CHOSEN = 8  # of the leaves in a sample, one in so many is offered: the worst of those looked at
 _MOST_WAITING = 256  # requests that wait to be observed; of more the oldest is forgotten
@@ -80,6 +81,10 @@ class Placement:
         self._sample = min(4096, self._total)
         self._waiting: deque[_Asked] = deque(maxlen=_MOST_WAITING)
         self._unclassified: deque[tuple[_core.Chain, int, int, Classes]] = deque(maxlen=_MOST_UNCLASSIFIED)
+        self._saved = np.ones((_NAMESPACES, _GROUPS), np.float32)  # tokens, by namespace and group
+        self._whole = np.zeros(
+            (_NAMESPACES, _GROUPS), bool
+        )  # whether a block saves so many for each before it, too
         self._charged = 0
         self._charge()
         self._next = 0.0  # when the next pass may be
@@ -87,6 +92,17 @@ class Placement:
         self._learning = False
         self.passes = 0
         self.longest = 0.0  # seconds of this thread's time in one tick
+
+    def opened(self, ns: int, geometry: Geometry) -> None:
+        """What the blocks of this namespace save. A block of all tokens saves its own; without its window or state a
+        boundary is none, so the last one of a chain saves the whole prefix, and each block of it an equal part.
+        """
+        for number, group in enumerate(geometry.groups):
+            life = group.lifetime
+            seen = getattr(life, "tokens", 1) - isinstance(life, Window)
+            blocks = max(-(-seen // group.block_tokens), 1)
+            self._saved[ns, number] = group.block_tokens / (1 if isinstance(life, Full) else blocks)
+            self._whole[ns, number] = not isinstance(life, Full)
 
     # --- what requests say
 
@@ -103,12 +119,9 @@ class Placement:
         """Blocks `run` of a group were reserved: they get the classes of the request that they belong to. What the
         same chain has of a window or of states before them is superseded.
         """
-        if isinstance(geometry.groups[group].lifetime, Full):
-            if sequence.classes is not None:
-                self._index.classify(
-                    chain, group, run.start, _of_blocks(sequence.classes, geometry, group, run)
-                )
-        elif run.start:
+        if sequence.classes is not None:
+            self._index.classify(chain, group, run.start, _of_blocks(sequence.classes, geometry, group, run))
+        if run.start and not isinstance(geometry.groups[group].lifetime, Full):
             before = range(max(run.start - _LOOKED_BACK, 0), run.start)
             self._index.classify(chain, group, before.start, np.full(len(before), SUPERSEDED, np.uint16))
 
@@ -182,6 +195,13 @@ class Placement:
         if self._index.classify(chain, group, start, part) == len(part) and start + _AT_ONCE < len(classes):
             self._unclassified.appendleft((chain, group, start + _AT_ONCE, classes))
 
+    def _saves(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+        """Tokens that need not be computed again when a row is used, for each of its bytes."""
+        raw = self._raw
+        at = raw["ns"][rows], raw["group"][rows]
+        tokens = self._saved[at] * np.where(self._whole[at], raw["depth"][rows] + 1.0, 1.0)
+        return np.asarray(tokens / np.maximum(raw["bytes"][rows], 1))
+
     def _rank(self, wanted: int) -> None:
         """Looks at a sample of all rows, spread over them, and offers the leaves that are worth least."""
         begun = thread_time()
@@ -193,6 +213,8 @@ class Placement:
         if len(rows):
             generations = raw["generation"][rows]
             scores = self.policy.score(self._columns, rows, self._seconds())
+            if self.policy.rates:
+                scores *= self._saves(rows)
             past = (raw["klass"][rows] & SUPERSEDED != 0) & (raw["hits"][rows] < 2)
             scores[past] -= np.ptp(scores) + 1.0
             count = min(max(len(rows) // _CHOSEN, 1), wanted)
