@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..policy import DEFAULT, named
-from ..trace import Trace, infinite, replay, replay_tiers
+from ..trace import Result, Trace, infinite, replay, replay_tiers
 from .models import Model
 
 Ints = npt.NDArray[np.int64]
@@ -88,9 +88,10 @@ def _point(
 ) -> Point:
     first, both = int(dram / block), int((dram + disk) / block)
     policy = named(DEFAULT)(first)
+    result: Result
     if disk:
-        result = replay_tiers(trace, policy, first, both - first, progress=progress)
-        above = result.above
+        result = tiers = replay_tiers(trace, policy, first, both - first, progress=progress)
+        above = tiers.above
     else:
         result = replay(trace, policy, first, progress=progress)
         above = result.hits

@@ -88,6 +88,8 @@ class Survival:
         of_first = np.zeros((2, self._kinds, BINS))
         for start, apart in zip(groups, told, strict=True):
             group = slice(start, start + self._kinds)
+            if not (at_risk[group].any() or self._used[group].any()):
+                continue
             cut = at_risk[group] / 2
             at_risk[group] += self._used[group]
             at_risk[group] = np.cumsum(at_risk[group, ::-1], 1)[:, ::-1] - cut
