@@ -67,10 +67,18 @@ def test_bytes_run_a_real_store_and_say_how_many_were_verified() -> None:
     assert row["verified_bytes"] > 0 and row["verified_bytes"] % 4096 == 0
 
 
+def test_a_real_store_has_no_disk_to_replay_against(trace: str) -> None:
+    assert "leave out --second" in refused(cli("replay", trace, "--second", "3", "--bytes"))
+
+
 def test_a_second_tier_adds_what_the_first_does_not_hold(trace: str) -> None:
     result = cli("replay", trace, "--capacity", "1", "--second", "3", "--policy", "lru", "--json")
     (row,) = json.loads(result.stdout)["rows"]
     assert row["capacity_blocks"] == 4 and row["first_tier_hit_rate"] < row["hit_rate"]
+    both = row["first_tier_hit_rate"] + row["second_tier_hit_rate"]
+    assert both == pytest.approx(row["hit_rate"], abs=0.001) and row["copied_down_blocks"] > 0
+    shown = cli("replay", trace, "--capacity", "1", "--second", "3", "--policy", "lru").stdout
+    assert f"= {row['first_tier_hit_rate']:.2f} + {row['second_tier_hit_rate']:.2f}" in shown
 
 
 def test_bytes_of_capacity_need_a_model_that_says_what_a_block_weighs(trace: str) -> None:
@@ -130,6 +138,11 @@ def test_a_plan_has_its_points_its_knee_and_the_groups(trace: str) -> None:
     assert report["bytes_per_token"] == 24576 and report["knee"] in report["points"]
     shown = cli(*arguments, "--dram", "64MiB,1GiB", "--disk", "1GiB").stdout
     assert "sliding" in shown and "knee" in shown and "Loading pays from a tier faster than" in shown
+    assert "worth" not in shown
+    given = ("--dram", "1MiB", "--disk", "1GiB", "--dram-bandwidth", "20", "--disk-bandwidth", "0.001")
+    (point,) = json.loads(cli(*arguments, *given, "--json").stdout)["points"]
+    assert point["disk_worth_loading"] == 0.0
+    assert "worth" in cli(*arguments, *given).stdout
 
 
 def test_a_plan_of_what_is_not_there_is_refused(trace: str) -> None:

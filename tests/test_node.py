@@ -459,8 +459,9 @@ def test_a_killed_node_is_noticed_and_replaced_although_its_forked_child_lives(
 
 
 def test_refusals_name_what_was_found_and_what_was_expected(pool: Pool) -> None:
-    assert refusal(pool.path, hello(protocol=2)) == (2, "protocol version found 2, expected 1")
-    assert refusal(pool.path, struct.pack("<3I", MAGIC, 9, 0)) == (2, "protocol version found 9, expected 1")
+    assert refusal(pool.path, hello(protocol=4)) == (2, "protocol version found 4, expected 2")
+    assert refusal(pool.path, struct.pack("<3I", MAGIC, 9, 0)) == (2, "protocol version found 9, expected 2")
+    assert refusal(pool.path, hello(protocol=0)) == (2, "protocol version found 0, expected 2")
     assert refusal(pool.path, hello(layout=8)) == (3, "layout version found 8, expected 7")
     code, sentence = refusal(pool.path, hello(name=b"x\xff\n"))
     assert (code, sentence) == (4, "engine 'x??' is unknown here: it must be opened at the node first")

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 
 from kvarter import _core
-from kvarter.errors import ConfigError
+from kvarter.errors import CapacityError, ConfigError
 from kvarter.geometry import CacheGroup, State
 from kvarter.policy import DEFAULT, POLICIES
+from kvarter.policy.lru import Lru
 from kvarter.trace import generate, replay
 from kvarter.trace.real import replay_bytes
 from words import World, full
@@ -143,6 +144,28 @@ def test_a_snapshot_that_a_later_boundary_supersedes_goes_first() -> None:
     assert not ((columns["state"] == 2) & (columns["klass"] & 0x8000 != 0)).any()
 
 
+def test_of_snapshots_alike_the_one_that_saves_less_for_its_bytes_goes_first() -> None:
+    state = CacheGroup("state", State(), 4, (64 << 10,))
+    world = World(full(), state, headroom=0.0, max_blocks=512, policy=DEFAULT)
+    for number, boundary in ((1, 40), (2, 2)):  # the longer one is the older one
+        world.clock.advance(1.0)
+        sequence = world.sequence([number] * 161)
+        world.store.match(sequence)
+        world.put(sequence, {0: range(40), 1: range(boundary - 1, boundary)})
+    columns = world.store.index.columns
+
+    def boundaries() -> set[int]:
+        return set(columns["depth"][(columns["state"] == 2) & (columns["group"] == 1)].tolist())
+
+    assert boundaries() == {39, 1}
+    for number in range(10, 400):
+        world.clock.advance(1.0)
+        world.put(world.sequence([number] * 41), {0: range(10)})
+        if boundaries() != {39, 1}:
+            break
+    assert boundaries() == {39}
+
+
 def test_requests_teach_the_policy_once_and_their_blocks_get_its_classes() -> None:
     world = World(max_blocks=512)
     sequence = world.sequence([5] * 81)
@@ -196,8 +219,24 @@ def test_what_a_policy_remembers_is_bounded_and_in_the_account(name: str) -> Non
         sequence = world.sequence([number] * 81)
         world.store.match(sequence, request=str(number))
         world.put(sequence, {0: range(20)})
-    assert world.store.stats()["policy_bytes"] == first <= 4 << 20
-    world.store.audit()
+    assert world.store.stats()["policy_bytes"] == first <= POLICIES[name].most_state_bytes(512) <= 4 << 20
+    index = world.store.index
+    metadata = sum(nbytes for _, nbytes in index.memfds)
+    assert world.store.audit()["overhead"] == metadata + first
+    assert world.store.audit()["capacity"] == world.store.pool.bytes + metadata + first
+
+
+def test_memory_that_a_policy_needs_beyond_what_there_is_is_refused_at_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Elephant(Lru):
+        @classmethod
+        def most_state_bytes(cls, capacity: int) -> int:
+            return 1 << 50
+
+    monkeypatch.setitem(POLICIES, "elephant", Elephant)
+    with pytest.raises(CapacityError, match="does not fit"):
+        World(policy="elephant")
 
 
 @pytest.mark.parametrize("name", POLICIES)

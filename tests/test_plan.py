@@ -175,6 +175,30 @@ def test_a_disk_beneath_serves_what_both_together_hold() -> None:
     assert with_disk.dram_hit_rate < with_disk.hit_rate
 
 
+def test_what_is_worth_loading_is_said_of_each_tier_whose_bandwidth_is_given() -> None:
+    trace = generate("rag", sessions=200)
+    weighed = MODELS["qwen3-next-80b"]  # a boundary weighs as much as 3,000 tokens
+    block = int(weighed.block_bytes(16, trace.requests / trace.unique)) + 1
+
+    def shares(dram: float, disk: float) -> tuple[float | None, float | None]:
+        point = plan(
+            trace,
+            weighed,
+            10_000,
+            dram=[block * 300],
+            disk=block * 600,
+            dram_bandwidth=dram,
+            disk_bandwidth=disk,
+        ).points[0]
+        return point.dram_worth_loading, point.disk_worth_loading
+
+    assert shares(0.0, 1e15) == (None, 100.0)
+    slowest = weighed.per_token * 10_000  # below it no hit pays, however long
+    assert shares(0.9 * slowest, 0.9 * slowest) == (0.0, 0.0)
+    dram, disk = shares(3 * slowest, 30 * slowest)
+    assert dram is not None and disk is not None and 0 < dram < 100 and dram < disk
+
+
 def test_the_knee_lies_where_more_memory_stops_to_pay() -> None:
     made = plan(generate("rag", sessions=300), MODELS["llama-3.1-8b"], 10_000)
     at = made.points.index(made.knee)

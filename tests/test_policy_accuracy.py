@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvarter.policy import CONTINUES, DEFAULT, ENDS, named
-from kvarter.trace import Trace, generate, infinite, optimum, replay
+from kvarter.trace import Trace, generate, infinite, optimum, replay, replay_tiers
 from traces import AGENTS, CONVERSATION, needs_traces, real
 
 pytestmark = needs_traces
@@ -97,6 +97,19 @@ def test_two_tiers_that_hold_different_blocks_serve_what_one_of_both_sizes_does(
 ) -> None:
     for name, expected in zip((CONVERSATION, AGENTS), known, strict=True):
         assert rate(real(name), "lru", first + second) == pytest.approx(expected, abs=0.3)
+
+
+# As measured by others, of a disk that takes everything and is told of every hit above.
+@pytest.mark.parametrize("first, second, known", [(2, 5, (19.6, 69.9)), (5, 10, (27.9, 85.8))])
+def test_a_disk_that_everything_is_copied_down_to_serves_what_is_known(
+    first: int, second: int, known: tuple[float, float]
+) -> None:
+    for name, expected in zip((CONVERSATION, AGENTS), known, strict=True):
+        trace = real(name)
+        sizes = [int(trace.unique * percent / 100) for percent in (first, second)]
+        found = replay_tiers(trace, named("lru")(sizes[0]), *sizes)
+        assert found.hit_rate == pytest.approx(expected, abs=0.3)
+        assert found.above_rate == rate(trace, "lru", first)
 
 
 @pytest.mark.parametrize("kind", ["chat", "rag", "agents"])

@@ -49,6 +49,17 @@ def test_hints_that_are_always_wrong_cost_at_most_half_a_point(kind: str) -> Non
         assert rate(trace, DEFAULT, capacity, wrong) >= rate(trace, DEFAULT, capacity) - 0.5
 
 
+@pytest.mark.parametrize("kind, sessions", [("rag", 300), ("rag", 600), ("chat", 200), ("agents", 40)])
+def test_before_a_hint_was_given_often_its_being_always_wrong_costs_at_most_half_a_point(
+    kind: str, sessions: int
+) -> None:
+    trace = generate(kind, seed=6, sessions=sessions)
+    wrong = np.where(trace.continues(), ENDS, CONTINUES).astype(np.uint8)
+    for share in (2, 5, 10, 20):
+        capacity = trace.unique * share // 100
+        assert rate(trace, DEFAULT, capacity, wrong) >= rate(trace, DEFAULT, capacity) - 0.5
+
+
 def test_hints_that_mean_nothing_cost_at_most_a_point(chat: Trace) -> None:
     dice = np.random.default_rng(0).choice([CONTINUES, ENDS], chat.requests).astype(np.uint8)
     for share in (5, 20):

@@ -5,12 +5,14 @@ index does by itself. And what a pass of the policy takes, and what the policy m
 from __future__ import annotations
 
 from collections.abc import Iterator
-from time import perf_counter
+from time import perf_counter, thread_time
 
 from crowd import Crowd, size
 from kvarter.policy import DEFAULT, named
 from kvarter.trace import generate, replay
 from report import Row, Run, race, rate_row, timed
+
+_IDLE = 2e-5  # seconds of a tick that did nothing, at most
 
 
 class Puts:
@@ -39,6 +41,24 @@ class Puts:
         return seconds
 
 
+def ticking(puts: Puts) -> list[float]:
+    """Seconds of this thread's time in each tick of some rounds: after the races, since that clock is a system call."""
+    placement, took = puts.crowd.store._placement, []
+    tick = placement.tick
+
+    def timed_tick() -> None:
+        begun = thread_time()
+        tick()
+        if (spent := thread_time() - begun) > _IDLE:
+            took.append(spent)
+
+    placement.tick = timed_tick  # type: ignore[method-assign]
+    for _ in range(70):  # so that it learns, too
+        puts.batches(16, 1024)
+    del placement.tick
+    return took
+
+
 def run(run: Run) -> Iterator[Row]:
     total, units = (1 << 16, 2048) if run.quick else (1 << 20, 8192)
     ours, plain = Puts(run, total, units, DEFAULT), Puts(run, total, units, "lru")
@@ -54,11 +74,11 @@ def run(run: Run) -> Iterator[Row]:
         yield rate_row(case, "k/s", count / 1e3, *times, goal=300, kind="absolute")
         case = f"slowest put of {batch} beneath {DEFAULT}, against lru"
         yield Row(case, "ms", ours.slowest * 1e3, plain.slowest * 1e3, better="lower")
-    placement = ours.crowd.store._placement
+    ticks = ticking(ours)
     yield Row(
-        f"longest of {placement.passes} passes of {DEFAULT}, against 0.5 ms",
+        f"longest of {len(ticks)} ticks of {DEFAULT} that did something, against 0.5 ms",
         "ms",
-        placement.longest * 1e3,
+        max(ticks) * 1e3,
         0.5,
         1.0,
         "lower",

@@ -274,6 +274,7 @@ void register_index(py::module_& m) {
             return index.offer_victims(view(rows), view(generations));
           },
           py::arg("rows"), py::arg("generations"))
+      .def("charge", &Index::charge, py::arg("bytes"), release())
       .def_property_readonly("victims_wanted", &Index::victims_wanted)
       .def_property_readonly("columns", &columns_dict,
                              "Read-only arrays, a row an entry; `entry` is by record: entry[slot[row]].")

@@ -52,7 +52,8 @@ void check_extents(std::vector<Extent> extents, const Pool& pool, Findings& find
 Ledger Index::Impl::ledger() const {
   Ledger ledger = book;
   ledger.free = pool.extents().free_bytes();
-  ledger.capacity = pool.bytes() + records_file.bytes() + columns_file.bytes();
+  ledger.capacity = pool.bytes() + records_file.bytes() + columns_file.bytes() + charged;
+  ledger.overhead += charged;
   return ledger;
 }
 
@@ -89,7 +90,7 @@ std::vector<std::string> Index::audit() const {
   const Ledger booked = x.ledger();
   Findings findings;
   Ledger counted;
-  counted.overhead = x.records_file.bytes() + x.columns_file.bytes();
+  counted.overhead = x.records_file.bytes() + x.columns_file.bytes() + x.charged;
   std::vector<Extent> extents = x.pool.extents().holes();
   for (const Extent& hole : extents) counted.free += hole.bytes;
 

@@ -116,6 +116,7 @@ struct Index::Impl {
   };
   std::deque<Offer> offered;
   std::uint32_t asking = kNobody;  // the namespace that room is made for
+  std::uint64_t charged = 0;  // memory of others, in the ledger as overhead
   Ledger book;  // free is kept by pool.extents(); overhead counts the rounding of slots here
   Counters counts;
 

@@ -81,6 +81,11 @@ std::uint64_t Index::classify(const Chain& chain, std::uint32_t group, std::uint
   return found;
 }
 
+void Index::charge(std::uint64_t bytes) {
+  const std::lock_guard lock(impl_->mutex);
+  impl_->charged = bytes;
+}
+
 View Index::view() const {
   const Columns& c = impl_->c;
   return {impl_->options.max_slots,

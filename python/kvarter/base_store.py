@@ -157,7 +157,10 @@ class BaseStore(ABC):
             ]
             for run in runs(need):
                 self.stored(space, sequence, group, run)
-            if results:
+            if len(results) == 1:
+                asked = np.arange(need[0], need[-1] + 1, dtype=np.int64)
+                parts[group] = (asked, *results[0])
+            elif results:
                 status, reasons, handles, slots = (
                     np.concatenate(column) for column in zip(*results, strict=True)
                 )

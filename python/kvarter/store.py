@@ -51,7 +51,8 @@ class Store(BaseStore):
         if dram < 2 << 20:
             raise ConfigError(f"a pool of {dram} bytes; expected at least 2 MiB")
         slots = max_blocks or max(dram // DEFAULT_BLOCK_BYTES, 64)
-        metadata = slots * 256  # records, columns and hash table, rounded up
+        # Records, columns and hash table, rounded up, and what the policy remembers.
+        metadata = slots * 256 + kind.most_state_bytes(slots)
         try:
             _core.check_memory(dram + metadata)
         except ValueError as error:
@@ -88,6 +89,7 @@ class Store(BaseStore):
             else:
                 space = Space(above, None, geometry, self.index)
             self._spaces[digest] = space
+            self._placement.opened(space.above, geometry)
         return space
 
     def spaces(self) -> dict[bytes, Space]:
@@ -131,7 +133,8 @@ class Store(BaseStore):
     # --- account
 
     def audit(self) -> dict[str, int]:
-        findings = self.index.audit() + (self.disk.log.audit() if self.disk is not None else [])
+        findings = self.index.audit() + self._placement.audit()
+        findings += self.disk.log.audit() if self.disk is not None else []
         if findings:
             raise AuditError("; ".join(findings))
         return {**self.index.ledger(), "evictable": self.index.evictable()}

@@ -276,6 +276,9 @@ class Index {
   // How many more victims it would take now: none while a good part of the pool is free.
   std::uint32_t victims_wanted() const;
   View view() const;
+  // Bytes of memory outside the pool that are kept for the index's sake, a policy's for one, in place of
+  // those that were named before: counted as overhead, beside the records and columns.
+  void charge(std::uint64_t bytes);
 
   // --- endings
   // Ends what is past its deadline, removes some blocks of closed namespaces, evicts a bounded number of

@@ -14,6 +14,7 @@ from kvarter.cli.doctor import doctor
 from kvarter.cli.output import AsJson, fail
 from kvarter.cli.plan import plan
 from kvarter.cli.replay import replay
+from kvarter.cli.serve import serve
 from kvarter.cli.vllm_args import vllm_args
 from kvarter.demo import run
 from kvarter.demo.models import DEMONSTRATED, MODELS
@@ -31,6 +32,7 @@ app.command()(doctor)
 app.command()(replay)
 app.command()(plan)
 app.command()(vllm_args)
+app.command()(serve)
 _stderr = Console(stderr=True)
 
 _STEPS = {

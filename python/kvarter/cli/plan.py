@@ -24,7 +24,14 @@ def plan(
     dram: Annotated[
         str | None, typer.Option(help="Sizes to look at, by commas; default a range that fits the trace.")
     ] = None,
-    disk: Annotated[str | None, typer.Option(help="Size of a second tier beneath each.")] = None,
+    disk: Annotated[str | None, typer.Option(help="Size of a disk log beneath each.")] = None,
+    dram_bandwidth: Annotated[
+        float | None,
+        typer.Option(min=0, help="GB/s from memory to the engine, to say what is worth loading."),
+    ] = None,
+    disk_bandwidth: Annotated[
+        float | None, typer.Option(min=0, help="GB/s that the disk delivers, to say what is worth loading.")
+    ] = None,
     block_tokens: Annotated[int | None, typer.Option(min=1)] = None,
     skip_bad: Annotated[bool, typer.Option(help="Pass over malformed lines and count them.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the curve into this file.")] = None,
@@ -46,8 +53,17 @@ def plan(
         if plot:
             picture.figure()
         loaded = read(trace, skip_bad=skip_bad, block_tokens=block_tokens)
-        with _progress(loaded.requests * (len(sizes) or 10) * (2 if below else 1)) as advance:
-            made = make(loaded, found, prefill, sizes, below, advance)
+        with _progress(loaded.requests * (len(sizes) or 10)) as advance:
+            made = make(
+                loaded,
+                found,
+                prefill,
+                sizes,
+                below,
+                advance,
+                dram_bandwidth=(dram_bandwidth or 0.0) * 1e9,
+                disk_bandwidth=(disk_bandwidth or 0.0) * 1e9,
+            )
     except TraceError as error:
         fail(str(error), status=1)
     except KvarterError as error:
@@ -75,6 +91,10 @@ def _size(nbytes: float) -> str:
     return f"{nbytes:,.1f} TiB"
 
 
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.1f} %"
+
+
 def _show(made: Any, trace: Any) -> None:
     console = Console()
     groups = Table(title=made.model.name, caption=made.model.note or None)
@@ -90,8 +110,23 @@ def _show(made: Any, trace: Any) -> None:
         )
     groups.add_row("together", "", "", f"{made.model.per_token:,.0f} B", _size(made.model.per_boundary))
     console.print(groups)
+    worth = {
+        f"{tier} worth loading": f"{tier}_worth_loading"
+        for tier in ("dram", "disk")
+        if any(getattr(point, f"{tier}_worth_loading") is not None for point in made.points)
+    }
     table = Table(title=f"{trace.name}: {_size(made.unique_bytes)} in all, a boundary a request")
-    for heading in ("DRAM", "disk", "hit rate", "of it DRAM", "load", "peak minute", "prefill saved", ""):
+    for heading in (
+        "DRAM",
+        "disk",
+        "hit rate",
+        "of it DRAM",
+        "load",
+        "peak minute",
+        "prefill saved",
+        *worth,
+        "",
+    ):
         table.add_column(heading, justify="right")
     for point in made.points:
         table.add_row(
@@ -102,6 +137,7 @@ def _show(made: Any, trace: Any) -> None:
             f"{point.load_gb_per_s:.2f} GB/s",
             f"{point.peak_gb_per_s:.2f} GB/s",
             f"{point.prefill_seconds_saved_per_hour:,.0f} s/h",
+            *(_percent(getattr(point, field)) for field in worth.values()),
             "knee" if point == made.knee else "",
         )
     console.print(table)

@@ -31,7 +31,7 @@ def replay(
         str, typer.Option(help="Percent of unique blocks, blocks, or bytes (with --model).")
     ] = "1%,5%,10%,20%",
     second: Annotated[
-        str | None, typer.Option(help="Capacity of a second tier, which holds what the first does not.")
+        str | None, typer.Option(help="Capacity of a disk below; what is stored is copied down.")
     ] = None,
     model: Annotated[str | None, typer.Option(help="Name or config.json: says what a block weighs.")] = None,
     generate: Annotated[
@@ -76,6 +76,8 @@ def replay(
                 named(name)
         sizes = capacities(capacity)
         below = capacities(second) if second else []
+        if below and real_bytes:
+            fail("--bytes runs a store without a disk; leave out --second", status=2)
         weighed = named_model(model) if model else None
         if generate is not None:
             if generate not in SHAPES:
@@ -140,11 +142,12 @@ def _row(
     advance: Any,
 ) -> dict[str, Any]:
     from kvarter.policy import named
-    from kvarter.trace import optimum
+    from kvarter.trace import optimum, replay_tiers
     from kvarter.trace import replay as run
 
     first = size.of(trace.unique, block_bytes)
-    blocks = first + (below[0].of(trace.unique, block_bytes) if below else 0)
+    under = below[0].of(trace.unique, block_bytes) if below else 0
+    blocks = first + under
     extra: dict[str, Any] = {}
 
     def hit_rate(capacity: int) -> float:
@@ -162,7 +165,14 @@ def _row(
         extra["state_bytes"] = result_.state_bytes
         return result_.hit_rate
 
-    total = hit_rate(blocks)
+    above = 0.0
+    if below and name != OPTIMUM:
+        both = replay_tiers(trace, named(name)(first), first, under, hints=hints, progress=advance)
+        total, above = both.hit_rate, both.above_rate
+        extra |= {"state_bytes": both.state_bytes, "copied_down_blocks": both.copied}
+    else:
+        total = hit_rate(blocks)  # no two tiers can serve more than the optimum over both
+        above = hit_rate(first) if below else total
     row = {
         "trace": trace.name,
         "policy": name,
@@ -172,7 +182,11 @@ def _row(
         **extra,
     }
     if below:
-        row |= {"second": below[0].text, "first_tier_hit_rate": round(hit_rate(first), 4)}
+        row |= {
+            "second": below[0].text,
+            "first_tier_hit_rate": round(above, 4),
+            "second_tier_hit_rate": round(total - above, 4),
+        }
     if block_bytes is not None:
         row["capacity_bytes"] = int(blocks * block_bytes)
     return row
@@ -214,14 +228,19 @@ def _show(
             sep="\n  ",
             highlight=False,
         )
-        table = Table(caption="hit blocks in percent of all")
+        tiers = ": both tiers = memory + disk" if any("second" in row for row in rows) else ""
+        table = Table(caption=f"hit blocks in percent of all{tiers}")
         table.add_column("policy")
         for size in sizes:
             table.add_column(size, justify="right")
         for name in names:
             cells = [
                 f"{row['hit_rate']:.2f}"
-                + (f" ({row['first_tier_hit_rate']:.2f} first)" if "second" in row else "")
+                + (
+                    f" = {row['first_tier_hit_rate']:.2f} + {row['second_tier_hit_rate']:.2f}"
+                    if "second" in row
+                    else ""
+                )
                 for row in rows
                 if row["trace"] == trace["trace"] and row["policy"] == name
             ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -52,10 +53,8 @@ class Peer:
         return m.receive(self._connection)
 
     def close(self) -> None:
-        try:
+        with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._connection.close()
 
 
@@ -81,7 +80,12 @@ class ControlServer:
         self._peers: set[Peer] = set()
         self._lock = threading.Lock()
         self._closed = False
-        self.counts = {"control_connections": 0, "control_refused": 0, "control_violations": 0}
+        self.counts = {
+            "control_connections": 0,
+            "control_refused": 0,
+            "control_violations": 0,
+            "control_ignored": 0,
+        }
         self._thread = threading.Thread(target=self._accept, name="kvarter-control", daemon=True)
         self._thread.start()
 
@@ -144,15 +148,14 @@ class ControlServer:
             sentence = str(error.args[0] if isinstance(error, KeyError) and error.args else error)
             if number:
                 return peer.send(m.Refused(sentence, number))
-            logger.warning("a message is ignored: %s", sentence)
+            self.counts["control_ignored"] += 1
+            logger.debug("a message is ignored: %s", sentence)
         return True
 
     def close(self) -> None:
         self._closed = True
-        try:
+        with contextlib.suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._door.close()
         Path(self._path).unlink(missing_ok=True)
         with self._lock:
@@ -222,12 +225,13 @@ class Control:
         self._queue.put(question(number))
         return number
 
-    def tell(self, message: m.Message) -> None:
-        """Says what only advises; dropped when too much of it waits."""
+    def tell(self, message: m.Message) -> bool:
+        """Says what only advises; dropped, and False, when too much of it waits."""
         if not self.connected or self._queue.qsize() > _MOST_QUEUED:
             self.dropped += 1
-            return
+            return False
         self._queue.put(message)
+        return True
 
     def _send(self) -> None:
         while (message := self._queue.get()) is not None:
@@ -256,10 +260,8 @@ class Control:
         for then in waiting:
             then(None)
         self._queue.put(None)
-        try:
+        with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
         self._connection.close()
 
     def close(self) -> None:

@@ -98,7 +98,7 @@ class RemoteStore(BaseStore):
 
     def attached(self) -> int:
         """Ranks whose mapping stands, as the node says."""
-        return self.index.look()
+        return int(self.index.look())
 
     def _watch(self) -> None:
         wait = _LOOK_SECONDS
@@ -241,7 +241,7 @@ class _Told:
 
     def chain(self, space: Space, sequence: Sequence) -> int:
         """The sequence's number, after the node was told what it does not know of it."""
-        known = sequence.told
+        known: Known | None = sequence.told
         if known is None or known.by is not self or self._next - known.number > _MOST_CHAINS:
             self._next += 1
             known = sequence.told = Known(self, self._next, 0)
@@ -249,10 +249,11 @@ class _Told:
         if known.units < len(digests) or not known.units:
             new = digests[known.units :].tobytes()
             space_digest = sequence.namespace.digest()
-            self._control.tell(
-                m.Chain(known.number, space_digest, sequence.first_unit, sequence.parent, known.units, new)
-            )
-            known.units = len(digests)
+            told = m.Chain(known.number, space_digest, sequence.first_unit, sequence.parent, known.units, new)
+            if self._control.tell(told):
+                known.units = len(digests)
+            else:  # it has too much to say: from the start, next time
+                sequence.told = None
         return known.number
 
 

@@ -6,15 +6,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ..policy import DEFAULT, named
-from ..trace import Trace, infinite, replay
+from ..trace import Result, Trace, infinite, replay, replay_tiers
 from .models import Model
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
 class Point:
-    """One size of memory. Rates in percent of blocks; load_gb_per_s: mean over the trace, both tiers."""
+    """One size of memory. Rates in percent of blocks; load_gb_per_s: mean over the trace, both tiers.
+
+    worth_loading: of what memory, and what the disk, adds to hits the percent that comes sooner than it is computed, at
+    the bandwidths given; None: that tier's is not known, or it serves nothing.
+    """
 
     dram_bytes: int
     disk_bytes: int
@@ -24,6 +32,8 @@ class Point:
     load_gb_per_s: float
     peak_gb_per_s: float
     prefill_seconds_saved_per_hour: float
+    dram_worth_loading: float | None = None
+    disk_worth_loading: float | None = None
 
 
 @dataclass(frozen=True)
@@ -46,15 +56,22 @@ def plan(
     dram: Sequence[int] = (),
     disk: int = 0,
     progress: Callable[[int], None] = lambda requests: None,
+    *,
+    dram_bandwidth: float = 0.0,
+    disk_bandwidth: float = 0.0,
 ) -> Plan:
     """dram: sizes to look at; default from 0.5 % of what the trace's blocks weigh together to all of it. disk: a
-    second tier beneath each, which holds what DRAM does not. prefill: tokens a second that the engine computes.
+    log beneath each, to which everything is copied down. prefill: tokens a second that the engine computes.
+    dram_bandwidth, disk_bandwidth: bytes a second that each delivers; 0: not known.
     """
     boundaries = trace.requests / max(trace.unique, 1)  # a request leaves one: the end of its prompt
     block = model.block_bytes(trace.block_tokens, boundaries)
     total = block * trace.unique
     sizes = list(dram) or [int(total * share) for share in np.geomspace(0.005, 1.0, 10)]
-    points = tuple(_point(trace, model, prefill, block, size, disk, progress) for size in sorted(sizes))
+    bandwidths = (dram_bandwidth, disk_bandwidth)
+    points = tuple(
+        _point(trace, model, prefill, block, size, disk, bandwidths, progress) for size in sorted(sizes)
+    )
     even = (block / trace.block_tokens) * prefill / 1e9
     return Plan(model, block, total, even, infinite(trace), points, _knee(points))
 
@@ -66,11 +83,18 @@ def _point(
     block: float,
     dram: int,
     disk: int,
+    bandwidths: tuple[float, float],
     progress: Callable[[int], None],
 ) -> Point:
     first, both = int(dram / block), int((dram + disk) / block)
-    result = replay(trace, named(DEFAULT)(both), both, progress=progress)
-    upper = replay(trace, named(DEFAULT)(first), first, progress=progress) if disk else result
+    policy = named(DEFAULT)(first)
+    result: Result
+    if disk:
+        result = tiers = replay_tiers(trace, policy, first, both - first, progress=progress)
+        above = tiers.above
+    else:
+        result = replay(trace, policy, first, progress=progress)
+        above = result.hits
     hits = result.hits
     # A hit loads its blocks and one boundary.
     loaded = hits * trace.block_tokens * model.per_token + (hits > 0) * model.per_boundary
@@ -81,11 +105,25 @@ def _point(
         disk,
         both,
         result.hit_rate,
-        upper.hit_rate,
+        100.0 * float(above.sum()) / max(trace.accesses, 1),
         float(loaded.sum()) / max(trace.span, 1.0) / 1e9,
         float(minutes.max(initial=0.0)) / 60 / 1e9,
         float(hits.sum()) * trace.block_tokens / prefill / hours,
+        # Of a hit that ends in memory its boundary is there, of one that ends on disk it is there.
+        _worth(above * trace.block_tokens, above == hits, model, prefill, bandwidths[0]),
+        _worth((hits - above) * trace.block_tokens, hits > above, model, prefill, bandwidths[1]),
     )
+
+
+def _worth(tokens: Ints, ends: Bools, model: Model, prefill: float, bandwidth: float) -> float | None:
+    """Percent of these tokens that come sooner than they are computed; as `policy.load.Measured` decides, all that a
+    request has in a tier or nothing.
+    """
+    if not bandwidth or not tokens.any():
+        return None
+    nbytes = tokens * model.per_token + ends * model.per_boundary
+    pays = nbytes / bandwidth <= tokens / prefill
+    return 100.0 * float(tokens[pays].sum()) / float(tokens.sum())
 
 
 def _knee(points: Sequence[Point]) -> Point:

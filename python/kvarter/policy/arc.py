@@ -7,7 +7,7 @@ from collections import OrderedDict
 import numpy as np
 
 from .base import NO_HINT, Classes, Columns, Keys, Rows, Scores
-from .history import History
+from .history import History, history_bytes
 from .textbook import Textbook
 
 _Order = OrderedDict[int, None]
@@ -54,6 +54,10 @@ class Arc(Textbook):
     @property
     def state_bytes(self) -> int:
         return 0 if self._history is None else self._history.nbytes
+
+    @classmethod
+    def most_state_bytes(cls, capacity: int) -> int:
+        return history_bytes(capacity)
 
     # --- as in the paper
 

@@ -52,6 +52,9 @@ class Policy:
     ranks: ClassVar[bool] = True
     """False: leave it to the index, which evicts the least recently used by itself."""
 
+    rates: ClassVar[bool] = False
+    """Whether scores are uses a second, above 0: a live store then weighs them by what a use saves, for each byte."""
+
     def __init__(self, capacity: int) -> None:
         self.capacity = max(capacity, 1)
 
@@ -67,11 +70,22 @@ class Policy:
         """
         return None
 
+    def learn(self, now: float) -> bool:
+        """A part of the work that can wait, a tenth of a millisecond or two. Called after each request, and on as long
+        as it says that there is more.
+        """
+        return False
+
     def hinted(self, classes: Classes, hint: int) -> Classes:
         """The same classes after the caller has said more."""
         return classes
 
     @property
     def state_bytes(self) -> int:
-        """Memory for what is remembered of blocks, those that are gone included. Bounded by the capacity."""
+        """Memory for what is remembered of blocks, those that are gone included; in the ledger as overhead."""
+        return 0
+
+    @classmethod
+    def most_state_bytes(cls, capacity: int) -> int:
+        """What `state_bytes` may come to; a store looks before it starts whether the host has as much."""
         return 0

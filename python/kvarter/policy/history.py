@@ -40,11 +40,20 @@ class Seen:
     when: npt.NDArray[np.float64]
 
 
+def entries(capacity: int) -> int:
+    """How many a history has beneath a cache of so many blocks: a power of two, at least `GHOSTS` for each."""
+    return min(max(1 << (max(capacity, 1) * GHOSTS - 1).bit_length(), _LEAST), _MOST)
+
+
+def history_bytes(capacity: int) -> int:
+    return entries(capacity) * _ENTRY.itemsize
+
+
 class History:
     """Requests' blocks by key. Not thread-safe."""
 
     def __init__(self, capacity: int) -> None:
-        size = min(max(1 << (capacity * GHOSTS - 1).bit_length(), _LEAST), _MOST)
+        size = entries(capacity)
         self._shift = np.uint64(64 - size.bit_length() + 1)
         self.table: npt.NDArray[Any] = np.empty(size, _ENTRY)
         self.table.fill(0)  # every page exists before anything is in a hurry
@@ -84,7 +93,7 @@ class Thinning:
     """Which units of a chain stand for all of it: of long ones few, the same for every request."""
 
     def __init__(self) -> None:
-        self._grow(_SPARSE)
+        self._grow(4 * _SPARSE)
 
     def _grow(self, units: int) -> None:
         every = np.arange(units)

@@ -8,6 +8,8 @@ rate, over all horizons X, of P(used within X) for E[time held within X].
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,7 +21,7 @@ _EDGES = np.concatenate([[0.0], _FIRST * 2.0 ** (np.arange(BINS) / _PER_OCTAVE)]
 _WIDTHS = np.diff(_EDGES)
 _LATER = np.tri(BINS, dtype=bool).T  # [a, x]: the horizon x is not before age a
 _TRUST = 20.0  # spells of a class that weigh as much as all of its kind
-_AT_ONCE = 8  # classes whose worth is computed in one step
+_AT_ONCE = 4  # classes whose worth is computed in one step
 _HALF_LIFE = 1 << 18  # spells after which what was seen counts half
 
 
@@ -30,23 +32,29 @@ def bins(ages: _Floats) -> npt.NDArray[np.int64]:
     return found
 
 
+def survival_bytes(classes: int) -> int:
+    return 4 * classes * BINS * 8
+
+
 class Survival:
     """Spells of `classes` classes, and the worth of a block by class and age.
 
-    kinds: class c is of kind c % kinds, and is pulled towards its kind, which is pulled towards all.
+    kinds: class c is of kind c % kinds, and is pulled towards its kind, which is pulled towards all. The first class of
+    each kind speaks also for those classes that are not `told` apart.
     """
 
     def __init__(self, classes: int, kinds: int) -> None:
         self._kinds = kinds
         self._used = np.zeros((classes, BINS))  # spells that ended by a use, by age
         self._cut = np.zeros((classes, BINS))
+        self._at_risk = np.zeros((classes, BINS))  # of a fit: those that reach each age
         self._spells = 0.0
-        self._due: list[tuple[npt.NDArray[np.int64], _Floats]] = []  # classes and their hazards
+        self._fitting: Iterator[None] = iter(())
         self.worth = np.tile(1.0 / (_EDGES[1:] + _FIRST), (classes, 1))  # until anything is known: LRU
 
     @property
     def nbytes(self) -> int:
-        return self._used.nbytes + self._cut.nbytes + self.worth.nbytes
+        return survival_bytes(len(self._used))
 
     def ended(self, classes: npt.NDArray[np.int64], ages: _Floats, by_use: bool) -> None:
         np.add.at(self._used if by_use else self._cut, (classes, bins(ages)), 1.0)
@@ -56,28 +64,51 @@ class Survival:
             self._used /= 2
             self._cut /= 2
 
-    def fit(self, classes: npt.NDArray[np.int64], ages: _Floats) -> None:
-        """Learns from all spells so far, in steps; `classes` and `ages` are those of blocks that wait now."""
-        count = len(self._used)
-        waiting = np.bincount(classes * BINS + bins(ages), minlength=count * BINS).reshape(count, BINS)
-        cut = self._cut + waiting
-        at_risk = np.cumsum((self._used + cut)[:, ::-1], 1)[:, ::-1] - cut / 2
-        of_kind = [each.reshape(-1, self._kinds, BINS).sum(0) for each in (self._used, at_risk)]
+    def fit(
+        self, waiting: Iterable[tuple[npt.NDArray[np.int64], _Floats]], told: npt.NDArray[np.bool_]
+    ) -> None:
+        """Learns from all spells so far, in steps. waiting: classes and ages of blocks that wait now, a part a step.
+        told: for each class of a kind, in order, whether it has an opinion of its own.
+        """
+        self._fitting = self._fit(waiting, told)
+
+    def step(self) -> bool:
+        """A bounded part of what `fit` began; False when nothing is left of it."""
+        return next(self._fitting, True) is None
+
+    def _fit(
+        self, waiting: Iterable[tuple[npt.NDArray[np.int64], _Floats]], told: npt.NDArray[np.bool_]
+    ) -> Iterator[None]:
+        at_risk, groups = self._at_risk, range(0, len(self._used), self._kinds)
+        np.copyto(at_risk, self._cut)
+        for classes, ages in waiting:
+            np.add.at(at_risk, (classes, bins(ages)), 1.0)
+            yield
+        of_kind = np.zeros((2, self._kinds, BINS))  # used, at risk
+        of_first = np.zeros((2, self._kinds, BINS))
+        for start, apart in zip(groups, told, strict=True):
+            group = slice(start, start + self._kinds)
+            if not (at_risk[group].any() or self._used[group].any()):
+                continue
+            cut = at_risk[group] / 2
+            at_risk[group] += self._used[group]
+            at_risk[group] = np.cumsum(at_risk[group, ::-1], 1)[:, ::-1] - cut
+            for total in (of_kind, of_first)[: 2 - apart]:
+                total[0] += self._used[group]
+                total[1] += at_risk[group]
+            yield
         of_all = of_kind[0].sum(0) / (of_kind[1].sum(0) + 1.0)
         kind = (of_kind[0] + _TRUST * of_all) / (of_kind[1] + _TRUST)
+        at_risk[: self._kinds] = of_first[1]
         present = np.flatnonzero(at_risk[:, 0] > 0)
-        hazards = (self._used[present] + _TRUST * kind[present % self._kinds]) / (at_risk[present] + _TRUST)
-        self._due = [
-            (present[at : at + _AT_ONCE], hazards[at : at + _AT_ONCE])
-            for at in range(0, len(present), _AT_ONCE)
-        ]
-        self.step()
-
-    def step(self) -> None:
-        """Brings a few classes up to date; all of them within as many calls as there are classes over 8."""
-        if self._due:
-            classes, hazards = self._due.pop()
-            self.worth[classes] = gittins(hazards)
+        yield
+        for at in range(0, len(present), _AT_ONCE):
+            some = present[at : at + _AT_ONCE]
+            used = self._used[some]
+            first = some < self._kinds
+            used[first] = of_first[0][some[first]]
+            self.worth[some] = gittins((used + _TRUST * kind[some % self._kinds]) / (at_risk[some] + _TRUST))
+            yield
 
 
 def gittins(hazard: _Floats) -> _Floats:

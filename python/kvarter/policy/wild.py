@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 
 from .base import NO_HINT, Classes, Columns, Keys, Policy, Rows, Scores
-from .history import History
+from .history import History, history_bytes
 
 _TURNS = 8
 _CLASSES = 2 * _TURNS  # by turn, and by whether the request goes on where an earlier one ended
@@ -52,3 +52,7 @@ class Wild(Policy):
     @property
     def state_bytes(self) -> int:
         return self._history.nbytes
+
+    @classmethod
+    def most_state_bytes(cls, capacity: int) -> int:
+        return history_bytes(capacity)

@@ -5,6 +5,7 @@ from .generate import SHAPES, generate
 from .optimum import infinite, optimum
 from .read import read
 from .replay import Result, replay
+from .tiers import TwoTierResult, replay_tiers
 from .trace import Request, Trace
 
 __all__ = [
@@ -13,9 +14,11 @@ __all__ = [
     "Result",
     "Trace",
     "TraceError",
+    "TwoTierResult",
     "generate",
     "infinite",
     "optimum",
     "read",
     "replay",
+    "replay_tiers",
 ]

@@ -19,6 +19,7 @@ from ..policy.textbook import Textbook
 from .trace import Ints, Trace
 
 Progress = Callable[[int], None]
+_CALLS = 2  # of a store for each request, match and reserve: as often a policy may learn at least
 _LEAST_AHEAD, _SHARE_AHEAD = 16, 64  # victims ranked at once: 1 / 64 of the cache, at least 16
 
 
@@ -109,6 +110,8 @@ class Cache:
         here = self.resident[blocks]
         hit = len(blocks) if here.all() else int(here.argmin())
         classes = self.policy.observe(self.trace.keys[blocks], hit, now, hint)
+        for _ in range(_CALLS):
+            self.policy.learn(now)
         if len(blocks) > self.capacity:
             blocks = blocks[: self.capacity]
         if classes is not None:

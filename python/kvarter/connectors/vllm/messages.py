@@ -41,8 +41,9 @@ class StoreJob(NamedTuple):
 
 
 class LoadJob(NamedTuple):
-    """Slots of a pool to scatter into engine blocks for a request that waits for them. Empty parts: it fails at once. None: the
-    blocks are on their way to the pool, and another job will name them; failures are told in the order of admission."""
+    """Slots of a pool to scatter into engine blocks for a request that waits for them. Empty parts: it fails at once.
+    None: the blocks are on their way to the pool, and another job will name them; failures are told in the order of
+    admission."""
 
     request: str
     pool: bytes

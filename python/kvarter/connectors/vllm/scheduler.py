@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ...base_store import BaseStore
 from ... import _core
+from ...base_store import BaseStore
 from ...config import Config
 from ...errors import AttachError, UnsupportedEngine
 from ...geometry import State
@@ -85,8 +85,8 @@ class SchedulerSide:
         if published is not None and published.enable_kv_cache_events:
             if not isinstance(self.store.index, _core.Index):
                 raise UnsupportedEngine(
-                    "this engine publishes KV events, and its pool is a node's: this version of Kvarter tells only of an "
-                    "embedded pool; turn one of the two off"
+                    "this engine publishes KV events, and its pool is a node's: this version of Kvarter tells only of "
+                    "an embedded pool; turn one of the two off"
                 )
             self._events = Events(self.store.index, kv_config, groups)
         self._await_ranks()
