@@ -141,7 +141,7 @@ class Store(BaseStore):
 
     def stats(self) -> dict[str, int]:
         return {
-            **self.index.counters(),
+            **self.counters(),
             **self._matcher.counts,
             "hints": len(self._wishes),
             "policy_bytes": self._placement.policy.state_bytes,
