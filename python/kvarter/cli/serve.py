@@ -14,11 +14,14 @@ from kvarter import _core
 from kvarter.cli.output import fail
 from kvarter.config import Config
 from kvarter.errors import KvarterError
-from kvarter.node import Node
-from kvarter.node.systemd import notify
+from kvarter.node import Node, systemd
+from kvarter.node import messages as m
+from kvarter.node.adopt import find
+from kvarter.node.control import Control
 from kvarter.store import Store
 
 logger = logging.getLogger("kvarter.node")
+_HAND_OVER_SECONDS = 120.0
 
 
 def default_socket() -> str:
@@ -37,6 +40,9 @@ def serve(
         Path | None, typer.Option(help="Where engines attach, in an owner-only directory.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML or YAML file of the same settings.")] = None,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Take over from the node that is running there, with its pool.")
+    ] = False,
 ) -> None:
     """Own one pool, one index and one disk log, and serve the engines of this user on this host.
 
@@ -47,13 +53,15 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
-        node = start(settings(dram, disk, config), str(socket or default_socket()))
-    except (KvarterError, OSError) as error:
+        node = start(settings(dram, disk, config), str(socket or default_socket()), takeover=takeover)
+    except (KvarterError, ValueError, OSError) as error:
         fail(str(error), status=2)
     logger.info("%r is served at unix://%s", node.store, node.path)
-    notify("READY=1")
-    stop.wait()
-    notify("STOPPING=1")
+    systemd.store([fd for fd, _, kind, _ in node.store.exports() if kind < 2])
+    systemd.notify("READY=1")
+    while not stop.wait(0.1) and not node.handed_over.is_set():
+        pass
+    systemd.notify("STOPPING=1")
     logger.info("ending: what is queued for disk is written first")
     node.close()
 
@@ -73,17 +81,38 @@ def settings(dram: str | None, disk: str | None, config: Path | None) -> Config:
     return Config.load(said)
 
 
-def start(config: Config, path: str) -> Node:
-    """A node of these settings. Raises `KvarterError` for what cannot be had, saying why."""
-    store = Store(
+def start(config: Config, path: str, *, takeover: bool = False) -> Node:
+    """A node of these settings, with the pool of the one before it where that can be had. Raises `KvarterError` for
+    what cannot be had, saying why."""
+    before = Control(path) if takeover else None
+    try:
+        if before is not None:
+            before.ask(m.HandOver, _HAND_OVER_SECONDS)
+        found = find(path)
+        store, elders = None, set[int]()
+        if found is not None:
+            try:
+                store, elders = _store(config, (found.arenas, found.records)), found.elders
+                logger.info("the pool of the node before is taken over: %r", store)
+            except (RuntimeError, ValueError) as error:
+                logger.warning("the pool of the node before is not taken over: %s", error)
+        store = store or _store(config)
+        try:
+            return Node(store, path, elders)
+        except KvarterError:
+            store.close()
+            raise
+    finally:
+        if before is not None:
+            before.close()
+
+
+def _store(config: Config, adopt: tuple[list[int], int] | None = None) -> Store:
+    return Store(
         config.pool_bytes(),
         max_blocks=config.max_blocks,
         hold_seconds=config.hold_seconds,
         policy=config.policy,
         disk=config.disk_options(),
+        adopt=adopt,
     )
-    try:
-        return Node(store, path)
-    except KvarterError:
-        store.close()
-        raise
