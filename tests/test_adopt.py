@@ -153,7 +153,7 @@ def test_a_node_killed_and_started_again_serves_what_was_there(nodes: Any, path:
     first.kill()
     assert not client.store.match(sequence(1))
     second = nodes()
-    assert any("taken over" in line for line in second.said)
+    assert any("is taken over" in line for line in second.said)
     client.attach()
     until(client.ready)
     assert client.attachment.pool == pool
@@ -213,7 +213,7 @@ def test_a_takeover_under_load_loses_nothing(nodes: Any, path: str, tmp_path: Pa
     stored = [seed for seed in range(12) if client.put(sequence(seed), seed) == 20]
     second = nodes(*disk, "--takeover")
     assert first.end() == 0
-    assert any("taken over" in line for line in second.said)
+    assert any("is taken over" in line for line in second.said)
     client.attach()
     until(client.ready)
     for seed in stored:
@@ -236,7 +236,7 @@ def test_nobody_holds_the_pool_of_a_node_that_is_gone_with_its_clients(nodes: An
     client.close()
     first.kill()
     assert find(path) is None
-    assert not any("taken over" in line for line in nodes().said)
+    assert not any("is taken over" in line for line in nodes().said)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"boot": 1}', os.urandom(100)])
