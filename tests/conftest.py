@@ -17,6 +17,27 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+@pytest.fixture(scope="session")
+def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of a CUDA driver without a card (device_words)."""
+    import device_words
+
+    return device_words.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def fake(fake_library: Path) -> Iterator[Any]:
+    """A fake driver (device_words.FakeDriver); nothing may be left in it, nor anything have gone wrong in it."""
+    import gc
+
+    from device_words import FakeDriver
+
+    driver = FakeDriver(fake_library)
+    yield driver
+    gc.collect()  # engines that a failed test's traceback does not hold
+    assert driver.violations() == []
+
+
 @pytest.fixture
 def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A user who has set nothing yet: no variable KVARTER_*, no file in this directory for configuration."""

@@ -140,15 +140,20 @@ A device's engine waits only until the batch has been given to the device, other
 seconds.)")
       .def(
           "prepare",
-          [](CopyEngine& engine, std::shared_ptr<const Mapping> mapping, std::uint32_t arena) {
-            const auto memory = mapping->payload(arena);
-            return memory.empty() ? std::string() : engine.prepare(memory, std::move(mapping));
+          [](CopyEngine& engine, const std::shared_ptr<const Mapping>& mapping) {
+            std::vector<std::string> refused;
+            for (std::uint32_t arena = 0; arena < kMaxArenas; ++arena) {
+              const auto memory = mapping->payload(arena);
+              if (memory.empty()) continue;
+              if (auto why = engine.prepare(memory, mapping); !why.empty()) refused.push_back(std::move(why));
+            }
+            return refused;
           },
-          py::arg("mapping"), py::arg("arena"), py::call_guard<py::gil_scoped_release>(),
-          R"(Page-locks an arena of the pool for the engine's device; "" or a sentence that says what was refused.
+          py::arg("mapping"), py::call_guard<py::gil_scoped_release>(),
+          R"(Page-locks the pool for the engine's device; sentences that say what was refused.
 
-Slots that are not locked are copied too, more slowly. Takes as long as the driver takes for the memory; the arena stays
-mapped until the engine is gone. Nothing for engines without a device, or without such an arena.)")
+Slots that are not locked are copied too, more slowly. Takes as long as the driver takes for the memory; the pool stays
+mapped until the engine is gone. Nothing for engines without a device.)")
       .def(
           "account",
           [](const CopyEngine& engine) {

@@ -9,7 +9,14 @@ using fake_driver::machine;
 using fake_driver::Pointer;
 using fake_driver::Stream;
 
-fake_driver::Stream* stream_of(std::uintptr_t handle) { return reinterpret_cast<Stream*>(handle); }
+// REQUIRES the lock. 0: the default stream of the first device.
+Stream* stream_of(std::uintptr_t handle) {
+  if (handle) return reinterpret_cast<Stream*>(handle);
+  auto& m = machine();
+  Stream*& stream = m.default_streams[&m.contexts[0]];
+  if (!stream) stream = m.open(&m.contexts[0]);
+  return stream;
+}
 
 void pause(unsigned microseconds) {
   if (microseconds) std::this_thread::sleep_for(std::chrono::microseconds(microseconds));

@@ -58,6 +58,14 @@ struct Call {
 #define REFUSE_AS_TOLD(call) \
   if (call.refuse) return call.refuse
 
+struct Attributes {
+  int order;
+  int places[4];
+  unsigned flags;
+};
+
+}  // namespace
+
 extern "C" {
 
 int cuInit(unsigned) { return 0; }
@@ -243,11 +251,9 @@ int cuMemcpyHtoDAsync_v2(Pointer to, const void* from, Size bytes, Handle handle
   return call.m.put_copy(stream, false, to, host, bytes, staged);
 }
 
-struct Attributes {
-  int order;
-  int places[4];
-  unsigned flags;
-};
+}  // extern "C"
+
+namespace {
 
 int batch(Call& call, Pointer* to, Pointer* from, Size* bytes, Size count, Attributes* attributes,
           Size* first, Size kinds, Handle handle) {
@@ -271,6 +277,10 @@ int batch(Call& call, Pointer* to, Pointer* from, Size* bytes, Size count, Attri
   }
   return 0;
 }
+}  // namespace
+
+extern "C" {
+
 int cuMemcpyBatchAsync(Pointer* to, Pointer* from, Size* bytes, Size count, Attributes* attributes,
                        Size* first, Size kinds, Size* failed, Handle stream) {
   Call call("cuMemcpyBatchAsync");
@@ -334,6 +344,8 @@ int cuGetProcAddress_v2(const char* name, void** found, int version, unsigned lo
 
 }  // extern "C"
 
+namespace {
+
 struct Function {
   const char* name;
   int version;
@@ -386,6 +398,8 @@ const std::vector<Function>& functions() {
   return all;
 }
 
+}  // namespace
+
 extern "C" int cuGetProcAddress_v2(const char* name, void** found, int version, unsigned long long,
                                    int* status) {
   const std::lock_guard lock(machine().mutex);
@@ -399,8 +413,6 @@ extern "C" int cuGetProcAddress_v2(const char* name, void** found, int version, 
     }
   return *found ? 0 : kNotFound;
 }
-
-}  // namespace
 
 void* find(const char* name) {
   if (std::strcmp(name, "cuGetProcAddress_v2") == 0) return at(cuGetProcAddress_v2);
