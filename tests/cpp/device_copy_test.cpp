@@ -339,18 +339,54 @@ TEST_CASE("whichever call of the driver fails, every block is answered for and t
 }
 
 TEST_CASE("what is answered as failed is not being copied any more") {
-  Gpu gpu;
-  fake_set_version(12040);
-  gpu.start();
-  fake_set_delay(500, 3);
-  // The tenth of 24 runs is refused: those before it are on the stream already.
-  fake_fail("cuMemcpyDtoHAsync", 10, kDriverError);
-  CHECK(all_are(gpu.run(kGather, gpu.everything()), Status::kTimedOut));
-  std::memset(gpu.slots.get(), 0x33, gpu.slots_size());
-  fake_set_delay(0, 0);
-  fake_synchronize(gpu.compute);
-  CHECK(all_are(gpu.run(kGather, {}), Status::kOk));
-  CHECK(gpu.in_slot(0) == Bytes(gpu.blocks->bytes(), 0x33));
+  // The tenth of 24 runs is refused, or the event behind them: what comes before is on the stream already.
+  for (const auto& [function, n] : {std::pair("cuMemcpyDtoHAsync", 10u), std::pair("cuEventRecord", 2u)}) {
+    CAPTURE(function);
+    Gpu gpu;
+    fake_set_version(12040);
+    gpu.start();
+    fake_set_delay(500, 3);
+    fake_fail(function, n, kDriverError);
+    CHECK(all_are(gpu.run(kGather, gpu.everything()), Status::kTimedOut));
+    std::memset(gpu.slots.get(), 0x33, gpu.slots_size());
+    fake_set_delay(0, 0);
+    const auto next = gpu.run(kGather, gpu.copies({7}));  // whatever was on the stream has run when this has
+    CHECK(all_are(next, Status::kOk));
+    CHECK(gpu.in_slot(0) == Bytes(gpu.blocks->bytes(), 0x33));
+    CHECK(gpu.in_slot(7) == gpu.in_block(7));
+  }
+}
+
+TEST_CASE("a batch of many chunks is one batch, to whoever waits and to the engine's stream") {
+  for (const std::int64_t below : {std::int64_t{0}, kAlwaysKernel})
+    for (const Direction direction : {kGather, kScatter}) {
+      Gpu gpu(below);
+      constexpr std::size_t kCount = 9, kBlock = 3 << 20;  // one a chunk
+      const std::uint64_t device = fake_alloc(kCount * kBlock);
+      const auto big = std::make_shared<const Blocks>(
+          std::vector<Region>{{reinterpret_cast<std::byte*>(device), kBlock, kBlock, 1, kBlock}}, kCount);
+      const std::shared_ptr<std::byte> slots(
+          static_cast<std::byte*>(::operator new(kCount * kBlock, std::align_val_t(4096))),
+          [](std::byte* p) { ::operator delete(p, std::align_val_t(4096)); });
+      std::memset(slots.get(), 0x21, kCount * kBlock);
+      gpu.start();
+      CHECK(gpu.engine->prepare({slots.get(), kCount * kBlock}, slots) == "");
+      fake_set_delay(300, 5);
+      std::vector<Copy> copies;
+      const auto sum = Gpu::checksum(Bytes(kBlock, direction == kGather ? 0 : 0x21));
+      for (std::size_t i = 0; i < kCount; ++i) copies.push_back({i, slots.get() + i * kBlock, sum, true});
+      const Ticket ticket = gpu.engine->submit(direction, big, copies, 0, gpu.compute);
+      REQUIRE(gpu.engine->order(ticket, gpu.compute, kLong));
+      Bytes seen(kCount * kBlock);
+      fake_read(gpu.compute, device, seen.size(), seen.data(), 0);
+      fake_fill(gpu.compute, device, seen.size(), 0x77, 0);
+      const auto results = gpu.results(ticket);
+      CHECK(all_are(results, Status::kOk));
+      for (const Result& result : results) CHECK(result.checksum == sum);
+      fake_synchronize(gpu.compute);
+      CHECK(seen == Bytes(seen.size(), direction == kGather ? 0 : 0x21));
+      CHECK(std::memcmp(slots.get(), seen.data(), seen.size()) == 0);
+    }
 }
 
 TEST_CASE("a driver that has batches, and not for this device, copies singly") {
