@@ -42,3 +42,20 @@ def test_an_unknown_workload_is_refused_with_the_names_of_those_there_are():
     ran = bench("juggle")
     assert ran.returncode == 2
     assert "copy" in ran.stderr and "evict" in ran.stderr
+
+
+def test_copies_of_a_device_are_measured_and_checked(fake, monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("KVARTER_CUDA__DRIVER", fake.path)
+    ran = bench("gpu", "--quick", "--check", "--json", tmp_path / "rows.json")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "checked: 0 findings" in ran.stdout
+    cases = [row["case"] for row in json.loads((tmp_path / "rows.json").read_text())["rows"]]
+    assert [case for case in cases if case.startswith("GPU gather, 16 KiB segments")]
+    assert len([case for case in cases if case.startswith("GPU ")]) == 8
+
+
+def test_without_a_device_nothing_is_measured_and_that_is_said(monkeypatch):
+    monkeypatch.setenv("KVARTER_CUDA__DRIVER", "/nowhere/libcuda.so.1")
+    ran = bench("gpu", "--quick")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "gpu: nothing was measured: no CUDA driver: /nowhere/libcuda.so.1" in ran.stdout
