@@ -119,3 +119,77 @@ def _at(array: Any, moved: int) -> Any:
     span = sum((n - 1) * s for n, s in zip(array.shape, array.strides, strict=True)) + array.itemsize
     memory = (ctypes.c_uint8 * span).from_address(array.ctypes.data + moved)
     return np.ndarray(array.shape, array.dtype, memory, 0, array.strides)
+
+
+def test_the_cache_is_on_one_device_that_something_reaches() -> None:
+    import torch
+
+    from kvarter.connectors.vllm.device import device_of
+    from kvarter.errors import UnsupportedEngine
+
+    host, nowhere = torch.empty(1), torch.empty(1, device="meta")
+    assert device_of([host, host]) == torch.device("cpu")
+    with pytest.raises(
+        UnsupportedEngine, match=r"this rank's cache is on \['cpu', 'meta'\]; it must be on one"
+    ):
+        device_of([host, nowhere])
+    with pytest.raises(
+        UnsupportedEngine, match="the cache is on meta; this version of Kvarter copies to and"
+    ):
+        device_of([nowhere])
+
+
+def test_the_copy_engine_is_the_devices_unless_the_settings_say_otherwise(fake: Any) -> None:
+    import torch
+
+    from kvarter.config import Config
+    from kvarter.connectors.vllm.device import make_copy_engine
+    from kvarter.errors import UnsupportedEngine
+
+    def name(device: str, **settings: Any) -> str:
+        settings.setdefault("cuda", {"driver": fake.path})
+        return make_copy_engine(Config.load(settings), torch.device(device)).name
+
+    assert name("cpu") == "host"
+    assert name("cuda:1") == "cuda"
+    assert name("cpu", copy_member="faulty") == "faulty(host)"
+    assert name("cuda:0", copy_member="faulty") == "faulty(cuda)"
+    with pytest.raises(UnsupportedEngine, match="copy_member is 'host', and the cache is on cuda:0"):
+        name("cuda:0", copy_member="host")
+    with pytest.raises(UnsupportedEngine, match="no copies to and from cuda:5: device 5 is asked for, and"):
+        name("cuda:5")
+    with pytest.raises(
+        UnsupportedEngine, match="no copies to and from cuda:0: no CUDA driver: /nowhere/libcuda"
+    ):
+        name("cuda:0", cuda={"driver": "/nowhere/libcuda.so.1"})
+
+
+def test_copies_have_ended_before_vllm_unmaps_what_they_are_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's own sleep back-end, over an allocator that says what is asked of it."""
+    from vllm import device_allocator
+    from vllm.device_allocator.sleep_mode_backend import CuMemBackend
+
+    from kvarter.connectors.vllm.device import before_sleep
+
+    happened: list[str] = []
+
+    class Allocator:
+        def sleep(self, offload_tags: Any = None) -> None:
+            happened.append("unmapped")
+
+        def discard(self, tags: Any) -> None:
+            happened.append("discarded")
+
+    allocator = Allocator()
+    monkeypatch.setattr(device_allocator, "get_mem_allocator_instance", lambda: allocator)
+    before_sleep(lambda: happened.append("settled"))
+    backend = CuMemBackend()
+    backend.suspend(1)
+    backend.discard(("kv_cache",))
+    assert happened == ["settled", "unmapped", "settled", "discarded"]
+
+
+def test_whole_graphs_are_right() -> None:
+    from kvarter.connectors.vllm import KvarterConnector
+
+    assert not KvarterConnector.requires_piecewise_for_cudagraph({})

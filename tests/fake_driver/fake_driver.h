@@ -26,8 +26,8 @@ void fake_fail_copy(unsigned n, int result);
 // As if a graph was being captured, globally.
 void fake_set_capturing(int capturing);
 
-// The engine's side: device memory and a stream with kernels that take their time. Stream 0 is the first device's
-// default stream.
+// The engine's side: device memory, and a stream with kernels that take their time. Stream 0 is the first
+// device's default stream.
 std::uint64_t fake_alloc(std::size_t bytes);
 void fake_free(std::uint64_t memory);
 std::uintptr_t fake_stream();
