@@ -148,7 +148,10 @@ void Lane::issue(Chunk chunk) {
 
 void Lane::end(Chunk& chunk) {
   Batch& batch = *chunk.job->batch;
-  if (chunk.done && context_->driver().event_synchronize(chunk.done.get()) != 0) chunk.failed = true;
+  if (chunk.done && context_->driver().event_synchronize(chunk.done.get()) != 0) {
+    chunk.failed = true;
+    context_->driver().stream_synchronize(stream_.handle());  // what failed may have been the waiting alone
+  }
   if (chunk.failed) ++errors_;
   for (const std::size_t i : chunk.which) {
     Result& result = batch.results[i];
