@@ -128,12 +128,15 @@ void Lane::put_on_stream(Chunk& chunk) {
 void Lane::issue(Chunk chunk) {
   select(chunk);
   {
-    const std::lock_guard lock(mutex_);
+    // What is issued and the event behind it are one, and events are told in the stream's order. An order
+    // need not wait for a driver that takes its time.
+    const std::lock_guard on_stream(stream_mutex_);
     if (batches_.closed(chunk.job->batch->epoch)) {
       for (const std::size_t i : chunk.which) chunk.job->batch->results[i] = {};
       chunk.which.clear();
     }
     if (!chunk.which.empty()) put_on_stream(chunk);
+    const std::lock_guard lock(mutex_);
     if (chunk.done) chunk.job->last = chunk.done;
     chunk.job->broken |= chunk.failed;
     --chunk.job->unissued;
@@ -173,7 +176,7 @@ std::optional<bool> Lane::order(Job& job, Handle compute, std::chrono::nanosecon
 }
 
 void Lane::measure() {
-  const std::lock_guard lock(mutex_);
+  const std::lock_guard lock(stream_mutex_);
   mover_.measure(stream_.handle());
 }
 

@@ -72,7 +72,8 @@ class Lane {
   const Direction direction_;
   Events events_;
   OwnStream stream_;
-  std::mutex mutex_;  // of the stream: what is issued and the event behind it are one
+  std::mutex stream_mutex_;  // of the stream and the mover; taken before the other
+  std::mutex mutex_;         // of what is known of jobs
   std::condition_variable issued_;
   Mover mover_;
   std::atomic<std::uint64_t> errors_{0};
