@@ -87,6 +87,11 @@ void Roster::remove(std::uint64_t id, std::vector<Event>& events) {
   leave(owner, events);
 }
 
+bool Roster::only_looks(const Mapper& mapper) const {
+  const Engine& engine = engines_.at(mapper.owner);
+  return engine.came && mapper.rank + 1 == engine.ranks;
+}
+
 void Roster::fence(std::uint32_t owner, std::uint64_t epoch, std::vector<Event>& events) {
   if (epoch == std::numeric_limits<std::uint64_t>::max())
     throw std::invalid_argument("fence of epoch 2^64 - 1, expected below");

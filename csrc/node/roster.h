@@ -49,6 +49,8 @@ class Roster {
   Mapper* find(std::uint64_t id);
   std::uint64_t holder(std::uint32_t owner, std::uint32_t rank) const;  // id of its live mapper, 0 if none
   void remove(std::uint64_t id, std::vector<Event>& events);
+  // Whether it is a session's own process, in the rank that reads the index and copies nothing.
+  bool only_looks(const Mapper& mapper) const;
 
   // Of an engine that is gone there is nobody to ask: its fences end at once.
   void fence(std::uint32_t owner, std::uint64_t epoch, std::vector<Event>& events);

@@ -100,7 +100,11 @@ class Node:
         self._mappers: frozenset[int] | None = None  # as the legacy has them
         self._wake = threading.Event()
         self.draining = False
-        self.control = ControlServer(m.control_path(path), self)
+        try:
+            self.control = ControlServer(m.control_path(path), self)
+        except OSError as error:
+            self.door.close()
+            raise AttachError(f"no node at {path}: {m.control_path(path)}: {error}") from None
         self._thread = threading.Thread(target=self._run, name="kvarter-place", daemon=True)
         self._thread.start()
 
@@ -124,7 +128,12 @@ class Node:
         over = []
         for fetch in fetches:
             peer, attempt, answer = fetch
-            if (taken := attempt()) is not None:
+            try:
+                taken = attempt()
+            except Exception:  # of one fetch: the others are not to wait for it
+                logger.exception("a fetch is given up")
+                taken = _core.Status.Closed, 0
+            if taken is not None:
                 over.append(fetch)
                 peer.send(answer(taken))
         if over:
@@ -235,7 +244,10 @@ class Node:
         for group, parts in enumerate(message.below):
             numbers: list[int] = []
             for first, count in parts:
-                numbers.extend(_run_of(space, sequence, (group, first, count)))
+                run = _run_of(space, sequence, (group, first, count))
+                if numbers and run and run.start <= numbers[-1]:
+                    raise ValueError(f"block {run.start} of group {group} after block {numbers[-1]}")
+                numbers.extend(run)
             below.append(numbers)
         blocks = [range(0)] * len(space.geometry.groups)
         for part in message.wanted:
@@ -244,7 +256,7 @@ class Node:
         nbytes = space.geometry.bytes_at(below)
         begun = time.monotonic()
         clock = self.store.index
-        until = _core.SteadyClock().now() + int(min(message.seconds, 3600.0) * 1e9)
+        until = _core.SteadyClock().now() + int(min(max(message.seconds, 0.0), 3600.0) * 1e9)
         ranges = [(group, need.start, len(need)) for group, need in enumerate(blocks) if need]
 
         def keep() -> Lease:
