@@ -176,7 +176,9 @@ def test_what_a_stopped_process_may_still_write_stays_in_quarantine_until_it_is_
 ) -> None:
     first = nodes()
     child = subprocess.Popen(
-        [sys.executable, "-c", _RESERVES, path, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _RESERVES, path, str(Path(__file__).parent), "600"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert child.stdout is not None
     assert child.stdout.readline().strip() == "reserved"
@@ -195,12 +197,32 @@ def test_what_a_stopped_process_may_still_write_stays_in_quarantine_until_it_is_
     client.close()
 
 
+def test_a_client_that_does_not_answer_a_fence_is_killed_where_the_operator_says_so(
+    nodes: Any, path: str
+) -> None:
+    nodes("--fence-timeout", "0.5")
+    child = subprocess.Popen(
+        [sys.executable, "-c", _RESERVES, path, str(Path(__file__).parent), "1"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline().strip() == "reserved"
+    os.kill(child.pid, signal.SIGSTOP)
+    assert child.wait(_GUARD) == -signal.SIGKILL
+    child.stdout.close()
+    client = Client(path, "other")
+    until(lambda: client.store.status()["pool"]["quarantined"] == 0)
+    assert client.store.audit()["reserved"] == 0
+    client.close()
+
+
 _RESERVES = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
 from test_adopt import Client, sequence
 client = Client(sys.argv[1])
-assert len(client.store.reserve(sequence(1), {0: range(5)}, 600.0)) == 5
+assert len(client.store.reserve(sequence(1), {0: range(5)}, float(sys.argv[3]))) == 5
 print("reserved", flush=True)
 time.sleep(600)
 """

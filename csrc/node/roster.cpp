@@ -126,6 +126,21 @@ void Roster::settle(std::uint32_t owner, std::vector<Event>& events) {
   fences.erase(fences.begin(), open);
 }
 
+std::vector<std::uint64_t> Roster::behind(std::chrono::milliseconds longer_than) {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<std::uint64_t> found;
+  for (auto& [id, mapper] : mappers_) {
+    const auto& fences = engines_.at(mapper.owner).fences;
+    if (fences.empty() || *fences.begin() < mapper.fenced_below)
+      mapper.behind_since.reset();
+    else if (!mapper.behind_since)
+      mapper.behind_since = now;
+    else if (now - *mapper.behind_since > longer_than)
+      found.push_back(id);
+  }
+  return found;
+}
+
 std::uint32_t Roster::attached(std::uint32_t owner) const {
   engine(owner);
   return static_cast<std::uint32_t>(

@@ -238,7 +238,9 @@ class Control:
         if not self.connected or self._queue.qsize() > _MOST_QUEUED:
             self.dropped += 1
             return False
-        self._queue.put(m.frame(message))  # what cannot be said is its caller's mistake: here, not on the thread
+        self._queue.put(
+            m.frame(message)
+        )  # what cannot be said is its caller's mistake: here, not on the thread
         return True
 
     def _send(self) -> None:
@@ -274,4 +276,3 @@ class Control:
 
     def close(self) -> None:
         self._end()
-

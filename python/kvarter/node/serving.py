@@ -77,8 +77,12 @@ class Node:
     Raises `AttachError`, saying what is in the way, when the socket's directory is not ours alone, or a node is there.
     """
 
-    def __init__(self, store: Store, path: str, elders: Iterable[int] = ()) -> None:
-        """elders: processes that mapped the store's pool for a node before this one."""
+    def __init__(
+        self, store: Store, path: str, elders: Iterable[int] = (), fence_timeout: float | None = None
+    ) -> None:
+        """elders: processes that mapped the store's pool for a node before this one. fence_timeout: seconds after which
+        a process of ours that does not answer a fence is killed; None: never, and what it may write stays quarantined.
+        """
         self.store, self.path = store, path
         self.started = time.time()
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -95,6 +99,7 @@ class Node:
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self.handed_over = threading.Event()
+        self._fence_timeout = fence_timeout
         self._heirs: set[Peer] = set()
         self._elders = Elders(self.door, store.index, elders)
         self._mappers: frozenset[int] | None = None  # as the legacy has them
@@ -116,6 +121,7 @@ class Node:
                 self.store.place()
                 self._answer_fetches()
                 self._leave_legacy()
+                self._kill_behind()
             except Exception:  # a worse order of eviction, never a node that is gone
                 logger.exception("the node goes on without what it was placing")
             busy = bool(self._fetches) or self.store.index.victims_wanted > 0
@@ -139,6 +145,11 @@ class Node:
         if over:
             with self._lock:
                 self._fetches = [fetch for fetch in self._fetches if fetch not in over]
+
+    def _kill_behind(self) -> None:
+        if self._fence_timeout is not None:
+            for pid in self.door.kill_behind(self._fence_timeout):
+                logger.warning("process %d is killed: it has not answered a fence in time", pid)
 
     def _leave_legacy(self) -> None:
         engines = self.door.engines()
