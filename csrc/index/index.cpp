@@ -235,8 +235,10 @@ bool Index::may_report(std::span<const Handle> handles, Shards shards, Owner own
     const std::vector<Writer>& writers = flight->second.writers;
     const std::size_t from = std::min<std::size_t>(shards.first, writers.size());
     const std::size_t count = shards.count == 0 ? writers.size() : shards.count;
-    return std::ranges::all_of(std::span(writers).subspan(from, std::min(count, writers.size() - from)),
-                               [&](const Writer& w) { return !w.claimed || w.owner == owner; });
+    const auto asked = std::span(writers).subspan(from, std::min(count, writers.size() - from));
+    const auto own = [&](const Writer& w) { return w.claimed && w.owner == owner; };
+    return std::ranges::any_of(asked, own) &&
+           std::ranges::all_of(asked, [&](const Writer& w) { return !w.claimed || own(w); });
   });
 }
 
