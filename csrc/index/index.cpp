@@ -165,7 +165,9 @@ void Index::Impl::sweep() {
   for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns)
     if (namespaces[ns].closed && namespaces[ns].rows == 0) {
       end_share(namespaces[ns]);
+      std::vector<GroupShape> groups = std::move(namespaces[ns].groups);  // for who still asks
       namespaces[ns] = {};
+      namespaces[ns].groups = std::move(groups);
       --closed;
       KVARTER_SYNC_POINT("namespace: free");
       share(namespace_records[ns].state, 0u);
