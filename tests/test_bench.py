@@ -57,3 +57,13 @@ def test_what_admission_to_the_disk_is_worth_is_measured_on_a_trace_that_one_may
     assert len(rows) == 6
     for case, row in rows.items():
         assert row["ours"] > 0 and row["limit"] > 0, case
+
+
+def test_a_nodes_pool_is_measured_beside_an_embedded_one_and_every_byte_is_right(tmp_path: Path):
+    path = tmp_path / "rows.json"
+    ran = bench("node", "--quick", "--check", "--json", path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "checked: 0 findings" in ran.stdout
+    rows = [row["case"] for row in json.loads(path.read_text())["rows"]]
+    for word in ("round trip, p99", "round trip of 16 clients", "match and hold", "put", "get"):
+        assert any(case.startswith(word) for case in rows)
