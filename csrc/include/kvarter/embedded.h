@@ -5,9 +5,13 @@
 
 #include <atomic>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "kvarter/copy.h"
 #include "kvarter/disk.h"
+#include "kvarter/histogram.h"
 #include "kvarter/index.h"
 #include "kvarter/node.h"
 
@@ -27,6 +31,9 @@ class EmbeddedNode {
   EmbeddedNode& operator=(const EmbeddedNode&) = delete;
 
   NodeServer& server() { return *server_; }
+  // How long sessions' calls took at the index, by verb, since start: those that were answered, without the
+  // way through the socket. Any thread.
+  std::vector<std::pair<std::string, Histogram::Counts>> latencies() const;
   // Ends the server, and lets go of the log. Idempotent.
   void close() noexcept;
 

@@ -15,6 +15,7 @@ from kvarter.cli.output import fail
 from kvarter.config import Config
 from kvarter.errors import KvarterError
 from kvarter.node import Node
+from kvarter.node.http import MetricsServer, address
 from kvarter.node.systemd import notify
 from kvarter.store import Store
 
@@ -37,6 +38,10 @@ def serve(
         Path | None, typer.Option(help="Where engines attach, in an owner-only directory.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML or YAML file of the same settings.")] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="/metrics and /healthz; a PORT alone is on loopback."),
+    ] = None,
 ) -> None:
     """Own one pool, one index and one disk log, and serve the engines of this user on this host.
 
@@ -47,13 +52,23 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
+        web = None if metrics is None else address(metrics)
         node = start(settings(dram, disk, config), str(socket or default_socket()))
     except (KvarterError, OSError) as error:
         fail(str(error), status=2)
     logger.info("%r is served at unix://%s", node.store, node.path)
+    try:
+        pages = None if web is None else MetricsServer(node.status, *web)
+    except KvarterError as error:
+        node.close()
+        fail(str(error), status=2)
+    if pages is not None:
+        logger.info("metrics are at port %d", pages.port)
     notify("READY=1")
     stop.wait()
     notify("STOPPING=1")
+    if pages is not None:
+        pages.close()
     logger.info("ending: what is queued for disk is written first")
     node.close()
 
