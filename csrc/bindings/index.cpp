@@ -288,6 +288,8 @@ void register_index(py::module_& m) {
           },
           release())
       .def("fenced", &Index::fenced, py::arg("owner"), py::arg("epoch"), release())
+      .def_property_readonly("last_owner", &Index::last_owner)
+      .def_property_readonly("first_epoch", &Index::first_epoch)
       .def("owner_dead", &Index::owner_dead, py::arg("owner"), release())
       .def("watch", &Index::watch, py::arg("at_most"))
       .def(
@@ -316,6 +318,20 @@ void register_index(py::module_& m) {
                                   py::make_tuple(index.columns().fd(), index.columns().bytes()));
           },
           "(descriptor, bytes) of the records and of the columns.");
+  m.def(
+      "adopt_index",
+      [](Pool& pool, const Clock& clock, int records, double hold_share, double headroom) {
+        Memfd file = Memfd::adopt(records);
+        RecordsHeader header;
+        std::memcpy(&header, file.data(), sizeof header);
+        return std::make_unique<Index>(Index::Options{header.max_slots, hold_share, headroom}, pool, clock,
+                                       std::move(file));
+      },
+      py::arg("pool"), py::arg("clock"), py::arg("records"), py::arg("hold_share") = 0.5,
+      py::arg("headroom") = 0.02, py::keep_alive<0, 1>(), py::keep_alive<0, 2>(),
+      "Takes over the records of an index whose process is gone, and their descriptor. RuntimeError for "
+      "another\n"
+      "layout, and for records of another pool.");
 }
 
 void register_remote(py::module_& m) {

@@ -190,13 +190,13 @@ void register_embedded(py::module_& m) {
   py::class_<EmbeddedNode>(m, "EmbeddedNode", "A NodeServer whose listener is the index.",
                            py::release_gil_before_calling_cpp_dtor())
       .def(py::init([](Index& index, const std::vector<ExportedTuple>& exported, std::string path,
-                       std::uint32_t tick_ms, bool serves, const BoundLog* log) {
+                       std::uint32_t tick_ms, bool serves, const BoundLog* log, std::uint32_t last_owner) {
              return std::make_unique<EmbeddedNode>(index, exported_from(exported), std::move(path), tick_ms,
-                                                   serves, log == nullptr ? nullptr : log->log());
+                                                   serves, log == nullptr ? nullptr : log->log(), last_owner);
            }),
            py::arg("index"), py::arg("exported"), py::arg("path"), py::arg("tick_ms"),
-           py::arg("serves") = false, py::arg("log").none(true) = nullptr, py::keep_alive<1, 2>(),
-           py::keep_alive<1, 7>())
+           py::arg("serves") = false, py::arg("log").none(true) = nullptr, py::arg("last_owner") = 0,
+           py::keep_alive<1, 2>(), py::keep_alive<1, 7>())
       .def(
           "open_engine",
           [](EmbeddedNode& node, const std::string& name, std::uint32_t ranks) {
@@ -245,6 +245,14 @@ void register_embedded(py::module_& m) {
           "By verb: ([calls that took less than 2^b ns and no less than half of that, for each b], "
           "nanoseconds "
           "of all).")
+      .def(
+          "fence",
+          [](EmbeddedNode& node, std::uint32_t owner, std::uint64_t epoch) {
+            node.server().fence(owner, epoch);
+          },
+          py::arg("owner"), py::arg("epoch"))
+      .def("fenced", &EmbeddedNode::fenced, py::arg("owner"),
+           "The highest epoch whose fences have ended; None before the first.")
       .def(
           "drain", [](EmbeddedNode& node) { node.server().drain(); }, "Lets nobody new in.")
       .def_property_readonly("path", [](EmbeddedNode& node) { return node.server().path(); })

@@ -40,6 +40,14 @@ void register_pool(py::module_& m) {
             return arenas;
           },
           "(descriptor, bytes) of each arena.");
+  m.def(
+      "adopt_pool",
+      [](const std::vector<int>& descriptors) {
+        std::vector<Memfd> arenas;
+        for (const int fd : descriptors) arenas.push_back(Memfd::adopt(fd));
+        return std::make_unique<Pool>(std::move(arenas));
+      },
+      py::arg("arenas"), "Takes over the arenas of a pool whose process is gone, and their descriptors.");
 }
 
 }  // namespace kvarter::bindings

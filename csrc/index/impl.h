@@ -96,6 +96,7 @@ struct Index::Impl {
   // Higher than any epoch of an index before this one: whoever mapped for that one, too, is never taken to
   // have ended a copy of now.
   const std::uint64_t first_epoch;
+  Owner last_owner = 0;
   std::unordered_map<Owner, std::uint64_t> epochs;
   std::uint64_t& epoch_of(Owner owner) { return epochs.try_emplace(owner, first_epoch).first->second; }
   std::unordered_map<Owner, std::uint64_t> fenced;  // the first epoch that is not acknowledged yet
@@ -116,7 +117,7 @@ struct Index::Impl {
   };
   std::deque<Offer> offered;
   std::uint32_t asking = kNobody;  // the namespace that room is made for
-  std::uint64_t charged = 0;  // memory of others, in the ledger as overhead
+  std::uint64_t charged = 0;       // memory of others, in the ledger as overhead
   Ledger book;  // free is kept by pool.extents(); overhead counts the rounding of slots here
   Counters counts;
 

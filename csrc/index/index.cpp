@@ -240,6 +240,9 @@ bool Index::may_report(std::span<const Handle> handles, Shards shards, Owner own
   });
 }
 
+Owner Index::last_owner() const { return impl_->last_owner; }
+std::uint64_t Index::first_epoch() const { return impl_->first_epoch; }
+
 std::uint64_t Index::epoch(Owner owner) const {
   const std::lock_guard lock(impl_->mutex);
   const auto epoch = impl_->epochs.find(owner);

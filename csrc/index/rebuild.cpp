@@ -58,6 +58,7 @@ void Index::Impl::rebuild() {
     found.slots.resize(slot.shards, kNoRow);
     found.slots[slot.shard] = at;
     next_entry = std::max(next_entry, slot.entry + 1);
+    last_owner = std::max(last_owner, slot.owner);
   }
   std::vector<const Found*> order;
   for (const auto& [entry, found] : entries) order.push_back(&found);

@@ -41,6 +41,7 @@ class NodeClient::Impl {
   const std::shared_ptr<FenceHandler> handler_;
   const pid_t process_ = ::getpid();
   Fd socket_, node_, wake_;
+  std::vector<Fd> files_;  // the pool, for the next node, should this one die
   std::mutex closing_;
   std::unique_ptr<std::thread> thread_;
 };
@@ -56,6 +57,7 @@ NodeClient::Impl::Impl(const std::string& path, const std::string& engine, std::
   owner_ = node.owner;
   socket_ = std::move(node.socket);
   node_ = std::move(node.node);
+  files_ = std::move(node.files);
   if (!send({.type = wire::kMapped, .zero = 0, .epoch = 0})) fail("send to the node at '" + path + "'");
 
   connected_ = true;
@@ -100,6 +102,7 @@ void NodeClient::Impl::close() noexcept {
   thread_->join();
   thread_.reset();
   socket_.reset();
+  files_.clear();
 }
 
 NodeClient::NodeClient(const std::string& path, const std::string& engine, std::uint32_t rank,

@@ -34,6 +34,7 @@ struct Event {
 // Who may attach, who has, and which fences are open. Knows no sockets; not thread-safe.
 class Roster {
  public:
+  explicit Roster(std::uint32_t last_owner = 0) : last_owner_(last_owner) {}
   std::uint32_t open(const std::string& name, std::uint32_t ranks);
   // For a session over `connection`; throws NodeRefused while another one of that name stands. The session's
   // own process is its last rank, of which `attached` knows, too.
@@ -72,7 +73,7 @@ class Roster {
   void leave(std::uint32_t owner, std::vector<Event>& events);
 
   std::map<std::uint32_t, Engine> engines_;  // by owner
-  std::uint32_t last_owner_ = 0;
+  std::uint32_t last_owner_;
   std::map<std::uint64_t, Mapper> mappers_;
 };
 

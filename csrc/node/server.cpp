@@ -25,8 +25,9 @@ constexpr std::size_t kMaxStrangers = 64;
 }  // namespace
 
 NodeServer::Impl::Impl(std::string path, std::span<const Exported> exported, std::uint32_t layout,
-                       std::shared_ptr<Listener> listener, std::uint32_t tick_ms)
+                       std::shared_ptr<Listener> listener, std::uint32_t tick_ms, std::uint32_t last_owner)
     : path_(std::move(path)),
+      roster_(last_owner),
       layout_(layout),
       listener_(std::move(listener)),
       tick_(tick_ms),
@@ -166,9 +167,9 @@ void NodeServer::Impl::close() noexcept {
 }
 
 NodeServer::NodeServer(std::string path, std::span<const Exported> exported, std::uint32_t layout_version,
-                       std::shared_ptr<Listener> listener, std::uint32_t tick_ms)
-    : impl_(std::make_unique<Impl>(std::move(path), exported, layout_version, std::move(listener), tick_ms)) {
-}
+                       std::shared_ptr<Listener> listener, std::uint32_t tick_ms, std::uint32_t last_owner)
+    : impl_(std::make_unique<Impl>(std::move(path), exported, layout_version, std::move(listener), tick_ms,
+                                   last_owner)) {}
 
 NodeServer::~NodeServer() { close(); }
 

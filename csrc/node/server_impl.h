@@ -46,7 +46,7 @@ using namespace node;  // this header is the node's own
 class NodeServer::Impl {
  public:
   Impl(std::string path, std::span<const Exported> exported, std::uint32_t layout,
-       std::shared_ptr<Listener> listener, std::uint32_t tick_ms);
+       std::shared_ptr<Listener> listener, std::uint32_t tick_ms, std::uint32_t last_owner);
 
   void run();
   void close() noexcept;

@@ -239,6 +239,11 @@ class BaseStore(ABC):
     def ledger(self) -> dict[str, int]:
         """The pool's bytes by what they are, as last known."""
 
+    def counters(self) -> dict[str, int]:
+        """What became of blocks since start (csrc/include/kvarter/index.h): of all, or of this session's alone where
+        the pool is a node's."""
+        return self.index.counters()
+
     @abstractmethod
     def stats(self) -> dict[str, int]:
         """Counters since start: blocks and bytes by what became of them (csrc/include/kvarter/index.h)."""

@@ -28,6 +28,8 @@ class Store(BaseStore):
     16 KiB of the pool). hold_seconds: how long a match stays true without being loaded. headroom: share of the pool
     that is kept free in the background, so that a put finds room at once. disk: a log below the pool, which the store
     closes. policy: the placement policy's name (`kvarter.policy.POLICIES`). clock: where time comes from.
+    adopt: descriptors of the arenas and of the records of a store whose process is gone: taken over, with what is in
+    them, in the place of `dram` and `max_blocks`.
 
     Raises `CapacityError`, with the numbers, when the pool does not fit the host's memory or the cgroup.
     Thread-safe, except for the Sequences given to it. No call blocks on another one's work.
@@ -46,6 +48,7 @@ class Store(BaseStore):
         clock: _core.Clock | None = None,
         populate: bool = True,
         policy: str = DEFAULT,
+        adopt: tuple[list[int], int] | None = None,
     ) -> None:
         kind = named(policy)
         if dram < 2 << 20:
@@ -54,13 +57,20 @@ class Store(BaseStore):
         # Records, columns and hash table, rounded up, and what the policy remembers.
         metadata = slots * 256 + kind.most_state_bytes(slots)
         try:
-            _core.check_memory(dram + metadata)
+            if adopt is None:
+                _core.check_memory(dram + metadata)
         except ValueError as error:
             raise CapacityError(str(error)) from None
         super().__init__(clock or _core.SteadyClock(), hold_seconds)
         self.load_policy = load_policy or (AlwaysLoad() if disk is None else Measured())
-        self.pool = _core.Pool(dram, dram, populate)
-        self.index: _core.Index = _core.Index(self.pool, self._clock, slots, hold_share, headroom)
+        self.index: _core.Index
+        if adopt is None:
+            self.pool = _core.Pool(dram, dram, populate)
+            self.index = _core.Index(self.pool, self._clock, slots, hold_share, headroom)
+        else:
+            self.pool = _core.adopt_pool(adopt[0])
+            self.index = _core.adopt_index(self.pool, self._clock, adopt[1], hold_share, headroom)
+            dram, slots = self.pool.bytes, len(self.index.columns["state"])
         self.disk: Disk | None = None
         if disk is not None:
             self.disk = Disk(disk, self.pool, self.index, self._clock, self.load_policy)
@@ -147,7 +157,7 @@ class Store(BaseStore):
 
     def stats(self) -> dict[str, int]:
         return {
-            **self.index.counters(),
+            **self.counters(),
             **self._matcher.counts,
             "hints": len(self._wishes),
             "policy_bytes": self._placement.policy.state_bytes,

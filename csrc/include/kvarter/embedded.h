@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,9 +24,11 @@ namespace kvarter {
 class EmbeddedNode {
  public:
   // serves: engines may come by themselves, each with a session (RemoteIndex); else they are opened here.
-  // log: what sessions find below the index. REQUIRES: index outlives this. Throws as NodeServer does.
+  // log: what sessions find below the index. last_owner: as NodeServer has it. REQUIRES: index outlives this.
+  // Throws as NodeServer does.
   EmbeddedNode(Index& index, std::span<const Exported> exported, std::string path, std::uint32_t tick_ms,
-               bool serves = false, std::shared_ptr<const DiskLog> log = nullptr);
+               bool serves = false, std::shared_ptr<const DiskLog> log = nullptr,
+               std::uint32_t last_owner = 0);
   ~EmbeddedNode();
   EmbeddedNode(const EmbeddedNode&) = delete;
   EmbeddedNode& operator=(const EmbeddedNode&) = delete;
@@ -34,6 +37,8 @@ class EmbeddedNode {
   // How long sessions' calls took at the index, by verb, since start: those that were answered, without the
   // way through the socket. Any thread.
   std::vector<std::pair<std::string, Histogram::Counts>> latencies() const;
+  // The highest epoch up to which all fences of an owner have ended; nothing before the first.
+  std::optional<std::uint64_t> fenced(std::uint32_t owner) const;
   // Ends the server, and lets go of the log. Idempotent.
   void close() noexcept;
 

@@ -295,6 +295,10 @@ class Index {
   bool may_end(LeaseId id, Owner owner) const;
   // False when any of these shards of an entry in flight is written by another owner.
   bool may_report(std::span<const Handle> handles, Shards shards, Owner owner) const;
+  // The highest owner that the records taken over name, and the first epoch of any owner here: copies of
+  // epochs below are for an index before this one.
+  Owner last_owner() const;
+  std::uint64_t first_epoch() const;
   // The epoch that copies of new reservations of owner carry.
   std::uint64_t epoch(Owner owner) const;
 

@@ -99,10 +99,10 @@ class NodeServer {
  public:
   // Listens at `path` (at most 107 bytes). The directory is created with mode 0700 (its parent must exist) or
   // must be owner-only already; a socket left by a dead node is replaced, a live node's is refused. The
-  // descriptors are duplicated, those of records and index read-only.
-  // REQUIRES: tick_ms >= 1; exported as Mapping wants it. Throws NodeError, std::invalid_argument.
+  // descriptors are duplicated, those of records and index read-only. Owners are numbered from `last_owner`
+  // + 1. REQUIRES: tick_ms >= 1; exported as Mapping wants it. Throws NodeError, std::invalid_argument.
   NodeServer(std::string path, std::span<const Exported> exported, std::uint32_t layout_version,
-             std::shared_ptr<Listener> listener, std::uint32_t tick_ms);
+             std::shared_ptr<Listener> listener, std::uint32_t tick_ms, std::uint32_t last_owner = 0);
   ~NodeServer();  // close()
   NodeServer(const NodeServer&) = delete;
   NodeServer& operator=(const NodeServer&) = delete;
@@ -170,7 +170,8 @@ class NodeClient {
   NodeClient(const NodeClient&) = delete;
   NodeClient& operator=(const NodeClient&) = delete;
 
-  // Lives on after close() for whoever holds it.
+  // Lives on after close() for whoever holds it. The client keeps the pool's descriptors as long as it
+  // exists, so that a node that comes after this one finds the pool in this process.
   std::shared_ptr<const Mapping> mapping() const noexcept;
   bool connected() const noexcept;
   std::uint32_t owner() const noexcept;

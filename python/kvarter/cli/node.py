@@ -31,7 +31,8 @@ class Asking:
         path = str(socket or default_socket())
         if not Path(m.control_path(path)).is_socket():
             fail(
-                f"no node listens at {path}: start one with `kvarter serve`, or say where with --socket", status=2
+                f"no node listens at {path}: start one with `kvarter serve`, or say where with --socket",
+                status=2,
             )
         try:
             self.control = Control(path)
@@ -114,7 +115,5 @@ def invalidate(
         if len(meant) != 1:
             known = ", ".join(digest[:16] for digest in digests) or "none"
             fail(f"{len(meant)} namespaces begin with {namespace!r}; open here: {known}", status=2)
-        report = node.report(
-            lambda number: m.Invalidate(number, bytes.fromhex(meant[0])), _STATUS_SECONDS
-        )
+        report = node.report(lambda number: m.Invalidate(number, bytes.fromhex(meant[0])), _STATUS_SECONDS)
     print(msgspec.json.encode(report).decode() if as_json else f"{meant[0]} is invalid from now on")

@@ -47,7 +47,17 @@ def _table(first: str, *columns: str) -> Table:
 
 
 def _tiers(now: dict[str, Any]) -> Table:
-    states = ("capacity", "free", "resident", "leased", "pinned", "reserved", "quarantined", "dead", "overhead")
+    states = (
+        "capacity",
+        "free",
+        "resident",
+        "leased",
+        "pinned",
+        "reserved",
+        "quarantined",
+        "dead",
+        "overhead",
+    )
     table = _table("tier", *states, "blocks")
     rows = [("dram", now["pool"], now["counters"]["resident_blocks"])]
     if "disk" in now:
@@ -95,7 +105,11 @@ def _engines(now: dict[str, Any]) -> Table:
 
 def _latencies(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     table = _table("latency", "count", "p50 below", "p99 below")
-    told: dict[str, Counts] = {"match, at engines": now["match"], "fetch from disk": now["fetch"], **now["calls"]}
+    told: dict[str, Counts] = {
+        "match, at engines": now["match"],
+        "fetch from disk": now["fetch"],
+        **now["calls"],
+    }
     past: dict[str, Counts] = {}
     if before is not None:
         past = {"match, at engines": before["match"], "fetch from disk": before["fetch"], **before["calls"]}

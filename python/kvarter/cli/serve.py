@@ -14,12 +14,16 @@ from kvarter import _core
 from kvarter.cli.output import fail
 from kvarter.config import Config
 from kvarter.errors import KvarterError
-from kvarter.node import Node
+from kvarter.node import Node, systemd
+from kvarter.node import messages as m
+from kvarter.node.adopt import find
+from kvarter.node.control import Control
 from kvarter.node.http import MetricsServer, address
-from kvarter.node.systemd import notify
 from kvarter.store import Store
 
 logger = logging.getLogger("kvarter.node")
+_HAND_OVER_SECONDS = 120.0
+_PORT_SECONDS = 10.0  # until the node before has left the port of its metrics
 
 
 def default_socket() -> str:
@@ -42,6 +46,9 @@ def serve(
         str | None,
         typer.Option(metavar="HOST:PORT", help="/metrics and /healthz; a PORT alone is on loopback."),
     ] = None,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Take over from the node that is running there, with its pool.")
+    ] = False,
 ) -> None:
     """Own one pool, one index and one disk log, and serve the engines of this user on this host.
 
@@ -53,24 +60,32 @@ def serve(
         signal.signal(number, lambda *_: stop.set())
     try:
         web = None if metrics is None else address(metrics)
-        node = start(settings(dram, disk, config), str(socket or default_socket()))
-    except (KvarterError, OSError) as error:
+        node = start(settings(dram, disk, config), str(socket or default_socket()), takeover=takeover)
+    except (KvarterError, ValueError, OSError) as error:
         fail(str(error), status=2)
     logger.info("%r is served at unix://%s", node.store, node.path)
-    try:
-        pages = None if web is None else MetricsServer(node.status, *web)
-    except KvarterError as error:
-        node.close()
-        fail(str(error), status=2)
-    if pages is not None:
-        logger.info("metrics are at port %d", pages.port)
-    notify("READY=1")
-    stop.wait()
-    notify("STOPPING=1")
+    pages = None if web is None else _pages(node, web, takeover)
+    systemd.store([fd for fd, _, kind, _ in node.store.exports() if kind < 2])
+    systemd.notify("READY=1")
+    while not stop.wait(0.1) and not node.handed_over.is_set():
+        pass
+    systemd.notify("STOPPING=1")
     if pages is not None:
         pages.close()
     logger.info("ending: what is queued for disk is written first")
     node.close()
+
+
+def _pages(node: Node, where: tuple[str, int], takeover: bool) -> MetricsServer | None:
+    """What `--metrics` asks for. Ends the process when it cannot be had, but not one that has taken over a pool."""
+    try:
+        return MetricsServer(node.status, *where, patience=_PORT_SECONDS if takeover else 0.0)
+    except KvarterError as error:
+        if not takeover:
+            node.close()
+            fail(str(error), status=2)
+        logger.error("%s", error)
+        return None
 
 
 def settings(dram: str | None, disk: str | None, config: Path | None) -> Config:
@@ -88,17 +103,38 @@ def settings(dram: str | None, disk: str | None, config: Path | None) -> Config:
     return Config.load(said)
 
 
-def start(config: Config, path: str) -> Node:
-    """A node of these settings. Raises `KvarterError` for what cannot be had, saying why."""
-    store = Store(
+def start(config: Config, path: str, *, takeover: bool = False) -> Node:
+    """A node of these settings, with the pool of the one before it where that can be had. Raises `KvarterError` for
+    what cannot be had, saying why."""
+    before = Control(path) if takeover else None
+    try:
+        if before is not None:
+            before.ask(m.HandOver, _HAND_OVER_SECONDS)
+        found = find(path)
+        store, elders = None, set[int]()
+        if found is not None:
+            try:
+                store, elders = _store(config, (found.arenas, found.records)), found.elders
+                logger.info("the pool of the node before is taken over: %r", store)
+            except (RuntimeError, ValueError) as error:
+                logger.warning("the pool of the node before is not taken over: %s", error)
+        store = store or _store(config)
+        try:
+            return Node(store, path, elders)
+        except KvarterError:
+            store.close()
+            raise
+    finally:
+        if before is not None:
+            before.close()
+
+
+def _store(config: Config, adopt: tuple[list[int], int] | None = None) -> Store:
+    return Store(
         config.pool_bytes(),
         max_blocks=config.max_blocks,
         hold_seconds=config.hold_seconds,
         policy=config.policy,
         disk=config.disk_options(),
+        adopt=adopt,
     )
-    try:
-        return Node(store, path)
-    except KvarterError:
-        store.close()
-        raise

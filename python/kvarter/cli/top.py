@@ -19,14 +19,17 @@ def top(
     seconds: Annotated[float, typer.Option(min=0.1, help="Between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print one interval, and end.")] = False,
 ) -> None:
-    """Watch the node: tiers, what engines ask for, rates a second, namespaces, engines and latencies. Ctrl-C ends it."""
+    """Watch the node: tiers, what engines ask for, rates a second, namespaces, engines, latencies. Ctrl-C ends it."""
     with asking(socket) as node:
         before, at = node.status(), time.monotonic()
         if once:
             time.sleep(seconds)
             Console().print(view(node.status(), before, time.monotonic() - at))
             return
-        with contextlib.suppress(KeyboardInterrupt), Live(view(before), auto_refresh=False, screen=True) as live:
+        with (
+            contextlib.suppress(KeyboardInterrupt),
+            Live(view(before), auto_refresh=False, screen=True) as live,
+        ):
             while True:
                 time.sleep(seconds)
                 now = node.status()

@@ -76,6 +76,7 @@ class ControlServer:
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._door.bind(path)
         Path(path).chmod(0o600)
+        self._file = Path(path).stat().st_ino
         self._door.listen(64)
         self._peers: set[Peer] = set()
         self._lock = threading.Lock()
@@ -157,7 +158,9 @@ class ControlServer:
         with contextlib.suppress(OSError):
             self._door.shutdown(socket.SHUT_RDWR)
         self._door.close()
-        Path(self._path).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            if Path(self._path).stat().st_ino == self._file:  # else the next node's
+                Path(self._path).unlink()
         with self._lock:
             peers = list(self._peers)
         for peer in peers:

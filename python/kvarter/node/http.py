@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET6
@@ -30,9 +31,11 @@ def address(said: str) -> tuple[str, int]:
 
 class MetricsServer:
     """Answers from threads of its own until `close`. status: as `Node.status`. Raises `ConfigError` when nobody can
-    listen there. Port 0 takes any; `port` says which."""
+    listen there within `patience` seconds. Port 0 takes any; `port` says which."""
 
-    def __init__(self, status: Callable[[], dict[str, Any]], host: str, port: int) -> None:
+    def __init__(
+        self, status: Callable[[], dict[str, Any]], host: str, port: int, *, patience: float = 0.0
+    ) -> None:
         asked = registry(status)
 
         class Handler(_Handler):
@@ -46,10 +49,15 @@ class MetricsServer:
             daemon_threads = True
             address_family = AF_INET6 if ":" in host else ThreadingHTTPServer.address_family
 
-        try:
-            self._server = Server((host, port), Handler)
-        except OSError as error:
-            raise ConfigError(f"no metrics at {host}:{port}: {error.strerror or error}") from None
+        until = time.monotonic() + patience
+        while True:
+            try:
+                self._server = Server((host, port), Handler)
+                break
+            except OSError as error:
+                if time.monotonic() >= until:
+                    raise ConfigError(f"no metrics at {host}:{port}: {error.strerror or error}") from None
+                time.sleep(0.05)
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="kvarter-http", daemon=True)
         self._thread.start()

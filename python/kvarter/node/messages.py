@@ -160,6 +160,12 @@ class Drain(Message, frozen=True):
     number: int
 
 
+class HandOver(Message, frozen=True):
+    """To a node, by the one after it: serve nobody any more, and keep the pool until this connection ends."""
+
+    number: int
+
+
 class Done(Message, frozen=True):
     """What was asked has been done; `report` says what came of it."""
 
@@ -167,7 +173,7 @@ class Done(Message, frozen=True):
     report: dict[str, Any] = {}
 
 
-Question = Open | Share | Invalidate | Status | Audit | Drain | Fetch
+Question = Open | Share | Invalidate | Status | Audit | Drain | HandOver | Fetch
 Asking = Hello | Question | Chain | Asked | Stored | Landed | Used | Hint
 Answer = Welcome | Refused | Opened | Fetched | Done
 

@@ -37,7 +37,8 @@ def _dropped(reasons: tuple[str, ...]) -> tuple[list[str], list[str]]:
     return list(reasons[1:first]), list(reasons[first:])
 
 
-_REFUSED, _DROPPED = _dropped(tuple(r for r in _core.REASONS if r != "node_gone"))  # which an engine alone can say
+_OWN = tuple(reason for reason in _core.REASONS if reason != "node_gone")  # which an engine alone can say
+_REFUSED, _DROPPED = _dropped(_OWN)
 _DISK_REFUSED, _DISK_DROPPED = _dropped(_core.DISK_REASONS)
 
 
@@ -165,7 +166,7 @@ def _found(status: dict[str, Any]) -> Iterator[Metric]:
     text = "Hash units that requests asked for, by where they were found; engine: it had them itself"
     yield _counter("asked_units", text, ("tier",), found)
     asked, known = (status["counters"][f"policy_{which}_units"] for which in ("asked", "known"))
-    text = "Hash units that the policy observed; those seen before are what a cache without end would have had"
+    text = "Hash units the policy observed; those seen before are what a cache without end would have had"
     yield _counter("observed_units", text, ("seen",), {("before",): known, ("first",): asked - known})
 
 

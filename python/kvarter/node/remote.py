@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
@@ -56,6 +57,7 @@ class RemoteStore(BaseStore):
         self.path, self.name, self.ranks = path, name, ranks
         self._patience, self._said = patience, load_policy
         self.incarnation = 0
+        self._earlier: Counter[str] = Counter()  # of sessions before this one
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self.index: _core.RemoteIndex
@@ -70,13 +72,17 @@ class RemoteStore(BaseStore):
         try:
             index = _core.RemoteIndex(self.path, self.name, self.ranks, timeout, self._patience)
         except (_core.NodeError, OSError, ValueError) as error:
-            raise AttachError(f"no session with the node at {self.path}: {error}") from None
+            raise AttachError(
+                f"no session with the node at {self.path}: {error}; `kvarter serve --socket {self.path}` starts one"
+            ) from None
         try:
             control = Control(self.path, self.name, max(timeout - (time.monotonic() - begun), 0.1))
         except AttachError:
             index.close()
             raise
         with self._lock:
+            if self.incarnation:
+                self._earlier = self._add(self.index.counters())
             self.index, self._control = index, control
             self._spaces, self._holds = {}, type(self._holds)()
             self._told = _Told(control)
@@ -221,8 +227,18 @@ class RemoteStore(BaseStore):
         """Nothing: it is the node's, and told by the node alone."""
         return {}
 
+    def _add(self, ended: dict[str, int]) -> Counter[str]:
+        """The counters of all sessions so far: what one has left open when its node went is over."""
+        ended["node_gone"] += ended.pop("in_flight")
+        ended["load_expired"] += ended.pop("leased_now")
+        return self._earlier + Counter(ended)
+
+    def counters(self) -> dict[str, int]:
+        now = self.index.counters()
+        return {name: count + self._earlier[name] for name, count in now.items()}
+
     def stats(self) -> dict[str, int]:
-        return {**self.index.counters(), **self._matcher.counts, "advice_dropped": self._control.dropped}
+        return {**self.counters(), **self._matcher.counts, "advice_dropped": self._control.dropped}
 
     @property
     def version(self) -> tuple[int, ...]:

@@ -6,12 +6,14 @@ and what comes up from disk for whoever waits for it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import select
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,6 +28,7 @@ from ..matching import Lease
 from ..sequence import Sequence
 from ..store import Store
 from ..transfers import Match
+from . import adopt
 from . import messages as m
 from .attach import TICK_MS
 from .control import ControlServer, Peer
@@ -75,13 +78,16 @@ class Node:
     Raises `AttachError`, saying what is in the way, when the socket's directory is not ours alone, or a node is there.
     """
 
-    def __init__(self, store: Store, path: str) -> None:
+    def __init__(self, store: Store, path: str, elders: Iterable[int] = ()) -> None:
+        """elders: processes that mapped the store's pool for a node before this one."""
         self.store, self.path = store, path
         self.started = time.time()
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = store.disk.log if store.disk is not None else None
         try:
-            self.door = _core.EmbeddedNode(store.index, store.exports(), path, TICK_MS, True, log)
+            self.door = _core.EmbeddedNode(
+                store.index, store.exports(), path, TICK_MS, True, log, store.index.last_owner
+            )
         except (_core.NodeError, OSError, ValueError) as error:
             raise AttachError(f"no node at {path}: {error}") from None
         store.delegate_ticks()
@@ -90,6 +96,10 @@ class Node:
         self._lock = threading.Lock()
         self.heard = Heard()
         self._closed = threading.Event()
+        self.handed_over = threading.Event()
+        self._heirs: set[Peer] = set()
+        self._elders = Elders(self.door, store.index, elders)
+        self._mappers: frozenset[int] | None = None  # as the legacy has them
         self._wake = threading.Event()
         self.draining = False
         self.control = ControlServer(m.control_path(path), self)
@@ -103,6 +113,7 @@ class Node:
             try:
                 self.store.place()
                 self._answer_fetches()
+                self._leave_legacy()
             except Exception:  # a worse order of eviction, never a node that is gone
                 logger.exception("the node goes on without what it was placing")
             busy = bool(self._fetches) or self.store.index.victims_wanted > 0
@@ -122,6 +133,16 @@ class Node:
             with self._lock:
                 self._fetches = [fetch for fetch in self._fetches if fetch not in over]
 
+    def _leave_legacy(self) -> None:
+        engines = self.door.engines()
+        self._elders.look(engines)
+        mappers = frozenset({os.getpid(), *self._elders.left, *(pid for e in engines for pid in e[5])})
+        if mappers != self._mappers:
+            arenas = [(fd, nbytes, arena) for fd, nbytes, kind, arena in self.store.exports() if kind == 0]
+            records = [(fd, nbytes, -1) for fd, nbytes, kind, _ in self.store.exports() if kind == 1]
+            adopt.leave(self.path, self.store.index.pool_id, [*arenas, *records], mappers)
+            self._mappers = mappers
+
     # --- rare messages
 
     def welcome(self) -> m.Welcome:
@@ -132,6 +153,8 @@ class Node:
     def left(self, peer: Peer) -> None:
         with self._lock:
             self._chains.pop(peer, None)
+        if peer in self._heirs:
+            self.handed_over.set()
 
     def handle(self, peer: Peer, message: m.Asking) -> None:
         match message:
@@ -173,6 +196,10 @@ class Node:
                 peer.send(m.Done(message.number, self.audit()))
             case m.Drain():
                 peer.send(m.Done(message.number, self.drain()))
+            case m.HandOver():
+                self._hand_over()
+                self._heirs.add(peer)
+                peer.send(m.Done(message.number))
 
     def _of(self, peer: Peer) -> _Chains:
         with self._lock:
@@ -306,16 +333,66 @@ class Node:
         flushed = self.store.disk.flush(30.0) if self.store.disk is not None else True
         return {"flushed": flushed, "engines": len(self.door.engines())}
 
-    def close(self) -> None:
-        """Nobody is served any more; what is to be on disk is there. Idempotent."""
-        if self._closed.is_set():
-            return
+    def _hand_over(self) -> None:
+        """From here on nothing in the pool changes, and the disk is the next node's."""
+        logger.info("handing over to the next node")
+        self.draining = True
         self._closed.set()
         self._wake.set()
-        self.control.close()
-        self.door.close()
         self._thread.join()
+        self.door.close()
         self.store.close()
+
+    def close(self) -> None:
+        """Nobody is served any more; what is to be on disk is there. Idempotent."""
+        if not self._closed.is_set():
+            self._hand_over()
+        self.control.close()
+
+
+class Elders:
+    """Processes that mapped the pool for a node before this one. What they may still be writing is quarantined until
+    each is dead, or has attached here and said that it copies nothing from before."""
+
+    def __init__(self, door: _core.EmbeddedNode, index: _core.Index, elders: Iterable[int]) -> None:
+        self._door, self._index = door, index
+        self._before = index.first_epoch - 1
+        self._asked: set[int] = set()  # owners
+        self._pidfds: dict[int, int] = {}
+        for pid in elders:
+            with contextlib.suppress(ProcessLookupError):
+                self._pidfds[pid] = os.pidfd_open(pid)
+        self._over = not index.last_owner
+
+    @property
+    def left(self) -> frozenset[int]:
+        """Those that are neither dead nor here."""
+        return frozenset(self._pidfds)
+
+    def look(self, engines: list[tuple[int, str, int, int, bool, list[int]]]) -> None:
+        """Asks those that are here, and frees what nobody can be writing any more."""
+        if self._over:
+            return
+        for owner, _, ranks, attached, _, pids in engines:
+            if attached < ranks:
+                continue
+            if owner not in self._asked:
+                self._asked.add(owner)
+                self._door.fence(owner, self._before)
+            elif (self._door.fenced(owner) or 0) >= self._before:
+                for pid in pids:
+                    self._forget(pid)
+        if self._pidfds:
+            for pidfd in select.select(list(self._pidfds.values()), [], [], 0)[0]:
+                self._forget(next(pid for pid, fd in self._pidfds.items() if fd == pidfd))
+        if not self._pidfds:
+            for owner in range(1, self._index.last_owner + 1):
+                self._index.owner_dead(owner)
+            self._over = True
+
+    def _forget(self, pid: int) -> None:
+        if (pidfd := self._pidfds.pop(pid, None)) is not None:
+            os.close(pidfd)
 
 
 def _run_of(space: Space, sequence: Sequence, part: tuple[int, int, int]) -> range:

@@ -330,9 +330,7 @@ class SchedulerSide:
         if not self._changed and self.store.disk is None:  # a disk goes on by itself
             return None
         self._changed = False
-        blocks = {
-            name: float(value) for name, value in self.store.index.counters().items() if name not in _LEVELS
-        }
+        blocks = {name: float(n) for name, n in self.store.counters().items() if name not in _LEVELS}
         moved = {name: blocks.pop(f"{name}_bytes") for name in ("stored", "loaded", "evicted")}
         blocks |= {reason: float(count) for reason, count in self._not_offered.items()}
         totals: dict[str, dict[str, float]] = {

@@ -1,0 +1,250 @@
+"""Engines on one node: they share its pool, and outlive one another and the node."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from engine_words import expected_of, settings_of
+from kvarter.demo import engine
+from kvarter.node.control import Control
+from kvarter.node.messages import Audit, Done, Status
+
+_SECONDS = 60.0  # a guard against hanging, not a condition
+
+
+class ServedNode:
+    """`kvarter serve` in a process of its own."""
+
+    def __init__(self, directory: Path, *options: str) -> None:
+        self.path = str(directory / "node" / "node.sock")
+        self._options = options
+        self.start()
+
+    def start(self) -> None:
+        command = [sys.executable, "-m", "kvarter.cli.main", "serve", "--socket", self.path, *self._options]
+        self.process = subprocess.Popen(command)
+        until(lambda: self.answers(), "the node serves")
+
+    def answers(self) -> bool:
+        try:
+            Control(self.path).close()
+        except ConnectionError:
+            return False
+        return True
+
+    def ask(self, question: Any) -> dict[str, Any]:
+        control = Control(self.path)
+        try:
+            answer = control.ask(question, _SECONDS)
+            assert isinstance(answer, Done)
+            return answer.report
+        finally:
+            control.close()
+
+    def status(self) -> dict[str, Any]:
+        return self.ask(Status)
+
+    def idle_ledger(self) -> dict[str, int]:
+        """The audited ledger, once nothing is held any more."""
+
+        def settled() -> bool:
+            ledger = self.status()["pool"]
+            return not (ledger["reserved"] or ledger["leased"] or ledger["quarantined"] or ledger["dead"])
+
+        until(settled, "nothing is held")
+        report = self.ask(Audit)
+        assert report["findings"] == []
+        return report["ledger"]
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            assert self.process.wait(_SECONDS) == 0
+
+
+class AskedEngine:
+    """A vLLM engine in a process of its own."""
+
+    def __init__(self, model: Path, kv: Any, settings: dict[str, Any]) -> None:
+        double = Path(__file__).parent / "doubles" / "asked_engine.py"
+        self.process = subprocess.Popen(
+            [sys.executable, str(double)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._say({"model": str(model), "kv": kv, "settings": settings})
+        assert self._hear() == "ready"
+
+    def _say(self, order: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps(order) + "\n")
+        self.process.stdin.flush()
+
+    def _hear(self) -> Any:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(("[", '"')) and not line.startswith("[W"):
+                return json.loads(line)
+        raise AssertionError("the engine has ended")
+
+    def begin(self, prompts: Any, tokens: int) -> None:
+        self._say({"ask": prompts, "tokens": tokens})
+
+    def end(self) -> tuple[list[list[int]], list[int]]:
+        replies = self._hear()
+        return [reply[0] for reply in replies], [reply[1] for reply in replies]
+
+    def ask(self, prompts: Any, tokens: int) -> tuple[list[list[int]], list[int]]:
+        self.begin(prompts, tokens)
+        return self.end()
+
+    def drop(self) -> None:
+        self._say({"drop": True})
+        assert self._hear() == "dropped"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            assert self.process.stdin is not None
+            self.process.stdin.close()
+            self.process.wait(_SECONDS)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+
+def until(true_at_last: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + _SECONDS
+    while not true_at_last():
+        assert time.monotonic() < end, f"{what}: not after {_SECONDS} s"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[ServedNode]:
+    running = ServedNode(tmp_path, "--dram", "64MiB")
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def another(model: Any) -> Iterator[Callable[..., AskedEngine]]:
+    engines: list[AskedEngine] = []
+
+    def make(name: str, kv: Any) -> AskedEngine:
+        engines.append(AskedEngine(model(name), kv, settings_of(name)))
+        return engines[-1]
+
+    yield make
+    for each in engines:
+        each.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "gptoss", "qwen3next"])
+def test_two_engines_on_a_node_serve_each_other(
+    node: ServedNode, start: Any, another: Any, prompts: Any, baseline: Any, kvarter_config: Any, name: str
+) -> None:
+    asked, more = prompts(3, 600, shared=300, seed=81), prompts(2, 600, seed=82)
+    expected, expected_more = expected_of(baseline, name, asked, 8), expected_of(baseline, name, more, 8)
+    kv = kvarter_config(node=f"unix://{node.path}")
+    first = another(name, kv)
+    assert first.ask(asked, 8)[0] == expected
+    llm = start(name, kv=kv, **settings_of(name))
+    align = settings_of(name)["block_size"]
+    full = 599 // align * align
+    replies = engine.ask(llm, asked, 8)
+    assert [reply.tokens for reply in replies] == expected
+    assert [reply.cached_tokens for reply in replies] == [full] * 3
+    assert [reply.tokens for reply in engine.ask(llm, more, 8)] == expected_more
+    engine.settle(llm)
+    tokens, cached = first.ask(more, 8)
+    assert tokens == expected_more
+    assert cached == [full] * 2
+    ledger = node.idle_ledger()
+    assert ledger["resident"] > 0
+    assert len(node.status()["engines"]) == 2
+
+
+def test_an_engine_that_is_killed_frees_what_it_held_and_leaves_what_it_stored(
+    node: ServedNode, start: Any, another: Any, prompts: Any, baseline: Any, kvarter_config: Any
+) -> None:
+    asked = prompts(6, 600, seed=83)
+    expected = baseline("llama", asked, 8)
+    slow = kvarter_config(
+        node=f"unix://{node.path}", copy_member="faulty", copy_threads=1, faults={"delay": 0.02}
+    )
+    first = another("llama", slow)
+    first.begin(asked, 8)
+    until(lambda: node.status()["pool"]["reserved"] > 0, "a store is under way")
+    first.kill()
+    node.idle_ledger()
+    until(lambda: node.status()["engines"] == [], "the engine is forgotten")
+    llm = start("llama", kv=kvarter_config(node=f"unix://{node.path}"), **settings_of("llama"))
+    for _ in range(2):
+        assert [reply.tokens for reply in engine.ask(llm, asked, 8)] == expected
+        engine.drop_prefix_cache(llm)
+    node.idle_ledger()
+
+
+def test_a_node_that_is_killed_under_load_costs_its_engines_a_cache_and_no_request(
+    node: ServedNode, start: Any, prompts: Any, baseline: Any, kvarter_config: Any
+) -> None:
+    asked = prompts(8, 400, seed=84)
+    expected = baseline("llama", asked, 16)
+    llm = start("llama", kv=kvarter_config(node=f"unix://{node.path}"), **settings_of("llama"))
+    assert [reply.tokens for reply in engine.ask(llm, asked, 16)] == expected
+    engine.drop_prefix_cache(llm)
+    killer = threading.Timer(0.2, node.kill)
+    killer.start()
+    assert [reply.tokens for reply in engine.ask(llm, asked, 16)] == expected  # killed somewhere in here
+    killer.join()
+    engine.drop_prefix_cache(llm)
+    assert [reply.tokens for reply in engine.ask(llm, asked, 16)] == expected
+    node.start()
+
+    def served_again() -> bool:
+        engine.drop_prefix_cache(llm)
+        replies = engine.ask(llm, asked, 16)
+        assert [reply.tokens for reply in replies] == expected
+        return all(reply.cached_tokens == 384 for reply in replies)
+
+    until(served_again, "the engine is attached again")
+    engine.settle(llm)
+    assert node.idle_ledger()["resident"] > 0
+
+
+def test_a_stopped_node_holds_up_no_request(
+    node: ServedNode, start: Any, prompts: Any, baseline: Any, kvarter_config: Any
+) -> None:
+    asked = prompts(3, 400, seed=85)
+    expected = baseline("llama", asked, 8)
+    llm = start("llama", kv=kvarter_config(node=f"unix://{node.path}"), **settings_of("llama"))
+    engine.ask(llm, asked, 8)
+    engine.drop_prefix_cache(llm)
+    os.kill(node.process.pid, signal.SIGSTOP)
+    try:
+        assert [reply.tokens for reply in engine.ask(llm, asked, 8)] == expected
+        engine.drop_prefix_cache(llm)
+        assert [reply.tokens for reply in engine.ask(llm, asked, 8)] == expected
+    finally:
+        os.kill(node.process.pid, signal.SIGCONT)
+
+
+def test_an_engine_whose_node_is_not_there_is_refused_with_the_command_to_start_it(
+    start: Any, kvarter_config: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(Exception, match=r"no session with the node at .*kvarter serve --socket"):
+        start("llama", kv=kvarter_config(node=f"unix://{tmp_path}/no.sock"), **settings_of("llama"))
