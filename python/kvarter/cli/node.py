@@ -85,7 +85,7 @@ def audit(socket: Socket = None, as_json: AsJson = False) -> None:
         ledger = report["ledger"]
         print(f"{ledger['capacity']:,} bytes, of which {ledger['resident']:,} hold blocks")
     if report["findings"]:
-        fail(f"{len(report['findings'])} findings: an engine is never served what fails its check", status=1)
+        fail("the audit has findings: what fails its check is never served", status=1)
 
 
 def drain(socket: Socket = None, as_json: AsJson = False) -> None:

@@ -13,10 +13,10 @@ from rich.text import Text
 
 from kvarter.node.latency import Counts, quantile
 
-_RATES = (("calls", "door", "calls"), ("stored blocks", "counters", "stored"))
-_RATES += (("loaded blocks", "counters", "loaded"), ("evicted blocks", "counters", "evicted"))
-_RATE_BYTES = (("stored", "counters", "stored_bytes"), ("loaded", "counters", "loaded_bytes"))
-_RATE_BYTES += (("from disk", "disk_counters", "loaded_bytes"), ("to disk", "disk_counters", "device_bytes"))
+_RATES = {"calls": ("door", "calls"), "stored blocks": ("counters", "stored")}
+_RATES |= {"loaded blocks": ("counters", "loaded"), "evicted blocks": ("counters", "evicted")}
+_BYTE_RATES = {"stored": ("counters", "stored_bytes"), "loaded": ("counters", "loaded_bytes")}
+_BYTE_RATES |= {"from disk": ("disk_counters", "loaded_bytes"), "to disk": ("disk_counters", "device_bytes")}
 
 
 def view(now: dict[str, Any], before: dict[str, Any] | None = None, seconds: float = 0.0) -> RenderableType:
@@ -77,11 +77,11 @@ def _found(now: dict[str, Any], before: dict[str, Any] | None) -> Text:
 
 
 def _rates(now: dict[str, Any], before: dict[str, Any], seconds: float) -> Text:
-    said = [f"{name} {_since(now, before, part, key) / seconds:,.0f}" for name, part, key in _RATES]
+    said = [f"{name} {_since(now, before, *where) / seconds:,.0f}" for name, where in _RATES.items()]
     said += [
-        f"{name} {_bytes(int(_since(now, before, part, key) / seconds))}"
-        for name, part, key in _RATE_BYTES
-        if part in now
+        f"{name} {_bytes(int(_since(now, before, *where) / seconds))}"
+        for name, where in _BYTE_RATES.items()
+        if where[0] in now
     ]
     return Text("a second: " + ", ".join(said))
 
@@ -98,7 +98,7 @@ def _engines(now: dict[str, Any]) -> Table:
     table = _table("engine", "session", "mapped by", "pids")
     for engine in now["engines"]:
         mapped = f"{engine['attached']} of {engine['ranks']}"
-        pids = ", ".join(map(str, engine["pids"]))
+        pids = ", ".join(map(str, sorted(set(engine["pids"]))))
         table.add_row(engine["name"], "stands" if engine["session"] else "over", mapped, pids)
     return table
 

@@ -79,7 +79,9 @@ def serve(
 def _pages(node: Node, where: tuple[str, int], takeover: bool) -> MetricsServer | None:
     """What `--metrics` asks for. Ends the process when it cannot be had, but not one that has taken over a pool."""
     try:
-        return MetricsServer(node.status, *where, patience=_PORT_SECONDS if takeover else 0.0)
+        pages = MetricsServer(node.status, *where, patience=_PORT_SECONDS if takeover else 0.0)
+        logger.info("metrics are at port %d", pages.port)
+        return pages
     except KvarterError as error:
         if not takeover:
             node.close()

@@ -145,10 +145,10 @@ def _disk(disk: dict[str, Any], fetch: Counts) -> Iterator[Metric]:
 
 
 def _engines(status: dict[str, Any]) -> Iterator[Metric]:
-    processes: dict[Labels, float] = {}
+    pids: dict[Labels, set[int]] = {}
     for engine in status["engines"]:  # one that returned has its name twice for a while
-        name = (engine["name"],)
-        processes[name] = processes.get(name, 0) + len(engine["pids"])
+        pids.setdefault((engine["name"],), set()).update(engine["pids"])
+    processes = {name: len(found) for name, found in pids.items()}
     text = "Live processes of an engine that map the pool, its scheduler's among them"
     yield _gauges("engine_processes", text, ("engine",), processes)
     spaces = status["namespaces"]

@@ -201,8 +201,8 @@ class RemoteStore(BaseStore):
         looked: Looked = NOTHING,
     ) -> bool:
         chain = self._told.chain(space, sequence)
-        *found, seconds = looked
-        return self._control.tell(m.Asked(chain, boundary, request, session, (*found,), seconds))
+        found = looked.engine, looked.memory, looked.disk, looked.miss
+        return self._control.tell(m.Asked(chain, boundary, request, session, found, looked.seconds))
 
     def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:
         chain = self._told.chain(space, sequence)

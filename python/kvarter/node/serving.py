@@ -277,7 +277,7 @@ class Node:
 
     def status(self) -> dict[str, Any]:
         """Ledgers, namespaces, engines, counters and latencies, as they are now. Any thread."""
-        store = self.store
+        store, disk = self.store, self.store.disk  # which is gone once it is handed over
         report: dict[str, Any] = {
             "pid": os.getpid(),
             "path": self.path,
@@ -297,9 +297,9 @@ class Node:
             report["match"] = self.heard.match.counts()
         report["fetch"] = self.heard.fetch.counts()
         report["calls"] = self.door.latencies()
-        if store.disk is not None:
-            report["disk"] = {**store.disk.log.ledger(), "device": store.disk.log.device}
-            report["disk_counters"] = store.disk.stats()
+        if disk is not None:
+            report["disk"] = {**disk.log.ledger(), "device": disk.log.device}
+            report["disk_counters"] = disk.stats()
         return report
 
     def _namespaces(self) -> list[dict[str, Any]]:
