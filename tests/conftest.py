@@ -7,6 +7,23 @@ from typing import Any
 
 import pytest
 
+_LEFT_OUT = pytest.StashKey[list[str]]()
+
+
+def _a_gpu_is_here() -> bool:
+    from kvarter import _core
+
+    return bool(_core.find_cuda_driver()["devices"])
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Tests that need a GPU where there is none are left out, and said to be."""
+    left_out = config.stash.get(_LEFT_OUT, [])
+    if left_out:
+        terminalreporter.section("tests that need a GPU, left out: there is none here")
+        for name in left_out:
+            terminalreporter.write_line(name)
+
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -15,6 +32,27 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if skipped and os.environ.get("CI") and session.exitstatus == pytest.ExitCode.OK:
         reporter.write_line(f"{skipped} tests were skipped, and in CI none may be", red=True)
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.fixture(scope="session")
+def fake_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library of a CUDA driver without a card (device_words)."""
+    import device_words
+
+    return device_words.build(tmp_path_factory.mktemp("driver"))
+
+
+@pytest.fixture
+def fake(fake_library: Path) -> Iterator[Any]:
+    """A fake driver (device_words.FakeDriver); nothing may be left in it, nor anything have gone wrong in it."""
+    import gc
+
+    from device_words import FakeDriver
+
+    driver = FakeDriver(fake_library)
+    yield driver
+    gc.collect()  # engines that a failed test's traceback does not hold
+    assert driver.violations() == []
 
 
 @pytest.fixture
@@ -26,8 +64,14 @@ def nothing_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests over vLLM's scheduler need vLLM wherever they lie, and warnings of its code are no concern of theirs."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests that need a GPU run where there is one. Tests over vLLM's scheduler need vLLM wherever they lie, and
+    warnings of its code are no concern of theirs."""
+    need = [item for item in items if item.get_closest_marker("gpu")]
+    if need and not _a_gpu_is_here():
+        config.stash[_LEFT_OUT] = [item.nodeid for item in need]
+        items[:] = [item for item in items if item not in need]
+        config.hook.pytest_deselected(items=need)
     for item in items:
         if "core" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.engine)

@@ -86,13 +86,21 @@ class Truth:
 
 
 class FakeModel:
-    """Its cache groups share one piece of memory, as the engine's do: a block belongs to one group at a time."""
+    """Its cache groups share one piece of memory, as the engine's do: a block belongs to one group at a time.
 
-    def __init__(self, geometry: Geometry, blocks: int, block_outermost: bool) -> None:
+    device: a device_words.FakeDriver whose memory it is in. What writes it is then a kernel on the default stream.
+    """
+
+    def __init__(self, geometry: Geometry, blocks: int, block_outermost: bool, device: Any = None) -> None:
         self.weights = 0
+        self._device = device
         self.geometry, self._groups = geometry, geometry.groups
         page = max(group.block_tokens for group in geometry.groups) * token_bytes() // LAYERS
         memory = np.random.default_rng(9).integers(0, 256, LAYERS * blocks * page, np.uint8)
+        if device is not None:
+            on_device = device.memory(memory.nbytes)
+            on_device[:] = memory
+            memory = on_device
         shape = (blocks, LAYERS, page) if block_outermost else (LAYERS, blocks, page)
         self._memory = memory.reshape(shape)
         pages = self._memory.transpose(1, 0, 2) if block_outermost else self._memory
@@ -134,10 +142,12 @@ class FakeModel:
 
     def zero(self, blocks: list[int]) -> None:
         """What the engine does with fresh blocks of a model that has states."""
+        self._launch()
         self._rows[0][:, blocks] = 0
 
     def forward(self, tables: list[list[int]], start: int, tokens: list[int]) -> None:
         """Writes what `tokens` at positions `start`, ... add to the cache."""
+        self._launch()
         x, xs = self._read_x(tables, start - 1) if start else 0, []
         for token in tokens:
             x = _next_x(x, token, self.weights)
@@ -159,6 +169,10 @@ class FakeModel:
                 self._view(number)[:, blocks, :, at % group.block_tokens, :] = (
                     column[:, None, None, None] * self._factors[number]
                 )
+
+    def _launch(self) -> None:
+        if self._device is not None:
+            self._device.run_kernels()
 
     def sample(self, tables: list[list[int]], position: int) -> int:
         """The token after `position`, the last of those forwarded for `State` groups."""

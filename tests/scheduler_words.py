@@ -208,7 +208,8 @@ class Core:
     """`EngineCore` as far as scheduling goes. One a process at a time while it has a connector.
 
     steps_ahead: batches in flight beyond the one that is updated (1: `AsyncScheduler`). extra: Kvarter's settings, None
-    for no connector. connectors: the children of a MultiConnector around it.
+    for no connector. connectors: the children of a MultiConnector around it. device: a device_words.FakeDriver, which
+    then has the cache.
     """
 
     def __init__(
@@ -225,6 +226,7 @@ class Core:
         extra: Mapping[str, Any] | None = None,
         transfer: Mapping[str, Any] | None = None,
         block_outermost: bool = False,
+        device: Any = None,
     ) -> None:
         self.config = config = copy.deepcopy(_config(directory, drafts))
         config.cache_config.num_gpu_blocks = blocks
@@ -234,7 +236,7 @@ class Core:
         config.scheduler_config.max_num_scheduled_tokens = budget
         config.scheduler_config.max_num_seqs = running
         config.scheduler_config.async_scheduling = bool(steps_ahead)
-        self.model = FakeModel(geometry, blocks, block_outermost)
+        self.model = FakeModel(geometry, blocks, block_outermost, device)
         page = max(group.block_tokens for group in geometry.groups) * token_bytes() // 2
         kv_config = KVCacheConfig(
             num_blocks=blocks,
@@ -250,6 +252,11 @@ class Core:
             config.kv_transfer_config.kv_connector_extra_config = {
                 "dram": "8MiB",
                 "weights_id": "fake",
+                **(
+                    {}
+                    if device is None
+                    else {"copy_member": "cuda", "cuda": {"driver": device.path, "kernel_below": 0}}
+                ),
                 **(extra or {}),
             }
             for name, value in (transfer or {}).items():

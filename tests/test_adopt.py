@@ -153,7 +153,7 @@ def test_a_node_killed_and_started_again_serves_what_was_there(nodes: Any, path:
     first.kill()
     assert not client.store.match(sequence(1))
     second = nodes()
-    assert any("taken over" in line for line in second.said)
+    assert any("is taken over" in line for line in second.said)
     client.attach()
     until(client.ready)
     assert client.attachment.pool == pool
@@ -176,7 +176,9 @@ def test_what_a_stopped_process_may_still_write_stays_in_quarantine_until_it_is_
 ) -> None:
     first = nodes()
     child = subprocess.Popen(
-        [sys.executable, "-c", _RESERVES, path, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", _RESERVES, path, str(Path(__file__).parent), "600"],
+        stdout=subprocess.PIPE,
+        text=True,
     )
     assert child.stdout is not None
     assert child.stdout.readline().strip() == "reserved"
@@ -195,12 +197,32 @@ def test_what_a_stopped_process_may_still_write_stays_in_quarantine_until_it_is_
     client.close()
 
 
+def test_a_client_that_does_not_answer_a_fence_is_killed_where_the_operator_says_so(
+    nodes: Any, path: str
+) -> None:
+    nodes("--fence-timeout", "0.5")
+    child = subprocess.Popen(
+        [sys.executable, "-c", _RESERVES, path, str(Path(__file__).parent), "1"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline().strip() == "reserved"
+    os.kill(child.pid, signal.SIGSTOP)
+    assert child.wait(_GUARD) == -signal.SIGKILL
+    child.stdout.close()
+    client = Client(path, "other")
+    until(lambda: client.store.status()["pool"]["quarantined"] == 0)
+    assert client.store.audit()["reserved"] == 0
+    client.close()
+
+
 _RESERVES = """
 import sys, time
 sys.path.insert(0, sys.argv[2])
 from test_adopt import Client, sequence
 client = Client(sys.argv[1])
-assert len(client.store.reserve(sequence(1), {0: range(5)}, 600.0)) == 5
+assert len(client.store.reserve(sequence(1), {0: range(5)}, float(sys.argv[3]))) == 5
 print("reserved", flush=True)
 time.sleep(600)
 """
@@ -213,7 +235,7 @@ def test_a_takeover_under_load_loses_nothing(nodes: Any, path: str, tmp_path: Pa
     stored = [seed for seed in range(12) if client.put(sequence(seed), seed) == 20]
     second = nodes(*disk, "--takeover")
     assert first.end() == 0
-    assert any("taken over" in line for line in second.said)
+    assert any("is taken over" in line for line in second.said)
     client.attach()
     until(client.ready)
     for seed in stored:
@@ -236,7 +258,7 @@ def test_nobody_holds_the_pool_of_a_node_that_is_gone_with_its_clients(nodes: An
     client.close()
     first.kill()
     assert find(path) is None
-    assert not any("taken over" in line for line in nodes().said)
+    assert not any("is taken over" in line for line in nodes().said)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"boot": 1}', os.urandom(100)])

@@ -57,3 +57,20 @@ def test_what_admission_to_the_disk_is_worth_is_measured_on_a_trace_that_one_may
     assert len(rows) == 6
     for case, row in rows.items():
         assert row["ours"] > 0 and row["limit"] > 0, case
+
+
+def test_copies_of_a_device_are_measured_and_checked(fake, monkeypatch, tmp_path: Path):
+    monkeypatch.setenv("KVARTER_CUDA__DRIVER", fake.path)
+    ran = bench("gpu", "--quick", "--check", "--json", tmp_path / "rows.json")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "checked: 0 findings" in ran.stdout
+    cases = [row["case"] for row in json.loads((tmp_path / "rows.json").read_text())["rows"]]
+    assert [case for case in cases if case.startswith("GPU gather, 16 KiB segments")]
+    assert len([case for case in cases if case.startswith("GPU ")]) == 8
+
+
+def test_without_a_device_nothing_is_measured_and_that_is_said(monkeypatch):
+    monkeypatch.setenv("KVARTER_CUDA__DRIVER", "/nowhere/libcuda.so.1")
+    ran = bench("gpu", "--quick")
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "gpu: nothing was measured: no CUDA driver: /nowhere/libcuda.so.1" in ran.stdout

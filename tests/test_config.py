@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("nothing_set")
         ({"load_seconds": float("inf")}, "load_seconds=inf: input should be less than"),
         ({"store_seconds": float("nan")}, "store_seconds=nan: input should be"),
         ({"copy_threads": 65}, "copy_threads=65: input should be less than or equal to 64"),
-        ({"copy_member": "gpu"}, "copy_member='gpu': input should be 'host' or 'faulty'"),
+        ({"copy_member": "gpu"}, "copy_member='gpu': input should be 'auto', 'host', 'cuda' or 'faulty'"),
         ({"faults": {"fail_every": -1}}, "faults.fail_every=-1: input should be greater than or equal to 0"),
     ],
 )

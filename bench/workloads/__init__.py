@@ -4,11 +4,12 @@ from collections.abc import Callable, Iterator
 
 from report import Row, Run
 
-from . import admit, copy, disk, engine, evict, hash, match, policy, pool, store, tier
+from . import admit, copy, disk, engine, evict, gpu, hash, match, policy, pool, store, tier
 
 WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "hash": hash.run,
     "copy": copy.run,
+    "gpu": gpu.run,
     "store": store.run,
     "match": match.run,
     "evict": evict.run,

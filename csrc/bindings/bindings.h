@@ -19,5 +19,6 @@ void register_faulty(py::module_& m);
 void register_foreign(py::module_& m);
 void register_disk(py::module_& m);
 void register_bench(py::module_& m);
+void register_card(py::module_& m);
 
 }  // namespace kvarter::bindings

@@ -4,6 +4,7 @@
 
 #include "bindings.h"
 #include "convert.h"
+#include "kvarter/mapping.h"
 
 namespace kvarter::bindings {
 
@@ -42,7 +43,7 @@ void check_length(const py::array& array, py::ssize_t expected, const char* what
 
 Ticket submit(CopyEngine& engine, const std::string& direction_name, std::shared_ptr<const Blocks> blocks,
               const Ints& engine_blocks, const Words& slots, const std::optional<Words>& checksums,
-              std::uint64_t epoch, bool verify) {
+              std::uint64_t epoch, bool verify, Stream compute) {
   const Direction direction = direction_from(direction_name);
   check_length(engine_blocks, engine_blocks.size(), "engine_blocks");
   check_length(slots, engine_blocks.size(), "slots");
@@ -55,7 +56,7 @@ Ticket submit(CopyEngine& engine, const std::string& direction_name, std::shared
     copies[i] = {static_cast<std::uint64_t>(engine_blocks.data()[i]),
                  reinterpret_cast<std::byte*>(slots.data()[i]), checksums ? checksums->data()[i] : 0, verify};
   py::gil_scoped_release release;
-  return engine.submit(direction, std::move(blocks), std::move(copies), epoch);
+  return engine.submit(direction, std::move(blocks), std::move(copies), epoch, compute);
 }
 
 py::tuple take(CopyEngine& engine, Ticket ticket) {
@@ -98,7 +99,7 @@ Raises ValueError for strides at which segments or blocks overlap, and for nothi
 Every method may be called from any thread; submit, wait and fence release the GIL.)")
       .def("submit", &submit, py::arg("direction"), py::arg("blocks"), py::arg("engine_blocks"),
            py::arg("slots"), py::arg("checksums") = py::none(), py::arg("epoch") = 0, py::kw_only(),
-           py::arg("verify") = true,
+           py::arg("verify") = true, py::arg("compute") = 0,
            R"(Copies a batch of blocks and returns its ticket, an int.
 
 direction: "gather" (engine to slot) or "scatter" (slot to engine).
@@ -107,6 +108,7 @@ slots: uint64[n], addresses of the slots, `blocks.bytes` each. Trusted.
 checksums: for a scatter, uint64[n]: the XXH3-64 each slot must have, or None to compare nothing.
 epoch: what `fence` ends.
 verify: False copies without computing checksums.
+compute: handle of the stream that the engine computes on; the copies wait for what is on it now. 0: the default one.
 
 Raises ValueError for another direction or arrays of other lengths.)")
       .def("poll", &CopyEngine::poll, py::arg("ticket"), "True when the batch is done. Never waits.")
@@ -126,6 +128,49 @@ is undefined and must not be read. Raises ValueError for a batch that is not don
            R"(Answers every block of an epoch up to `epoch` that is not yet begun Closed, now and for ever.
 
 Returns when none of them is being copied: from then on no slot of these epochs is touched.)")
+      .def(
+          "order",
+          [](CopyEngine& engine, Ticket ticket, Stream compute, double timeout) {
+            return engine.order(ticket, compute, duration(timeout, "timeout"));
+          },
+          py::arg("ticket"), py::arg("compute"), py::arg("timeout"), py::call_guard<py::gil_scoped_release>(),
+          R"(Makes what is put on the stream `compute` from now on find the batch done; False if that took too long.
+
+A device's engine waits only until the batch has been given to the device, others until it is done, and at most `timeout`
+seconds.)")
+      .def(
+          "prepare",
+          [](CopyEngine& engine, const std::shared_ptr<const Mapping>& mapping) {
+            std::vector<std::string> refused;
+            for (std::uint32_t arena = 0; arena < kMaxArenas; ++arena) {
+              const auto memory = mapping->payload(arena);
+              if (memory.empty()) continue;
+              if (auto why = engine.prepare(memory, mapping); !why.empty()) refused.push_back(std::move(why));
+            }
+            return refused;
+          },
+          py::arg("mapping"), py::call_guard<py::gil_scoped_release>(),
+          R"(Page-locks the pool for the engine's device; sentences that say what was refused.
+
+Slots that are not locked are copied too, more slowly. Takes as long as the driver takes for the memory; the pool stays
+mapped until the engine is gone. Nothing for engines without a device.)")
+      .def(
+          "account",
+          [](const CopyEngine& engine) {
+            const CopyAccount account = engine.account();
+            py::dict numbers;
+            numbers["locked_bytes"] = account.locked_bytes;
+            numbers["refused_bytes"] = account.refused_bytes;
+            numbers["batched_bytes"] = account.batched_bytes;
+            numbers["single_bytes"] = account.single_bytes;
+            numbers["kernel_bytes"] = account.kernel_bytes;
+            numbers["gather_kernel"] = account.gather_kernel;
+            numbers["scatter_kernel"] = account.scatter_kernel;
+            numbers["errors"] = account.errors;
+            return numbers;
+          },
+          R"(What a device's engine has done, by name: bytes page-locked and refused, bytes moved in batches of the driver's,
+singly and by our kernel, the lengths below which runs go by kernel, and errors of the driver.)")
       .def_property_readonly("name", &CopyEngine::name)
       .def("__repr__", [](const CopyEngine& self) { return "<CopyEngine " + self.name() + ">"; });
 
@@ -134,6 +179,31 @@ Returns when none of them is being copied: from then on no slot of these epochs 
 
 threads: 0 copies inside `submit`, in the caller's thread; otherwise batches queue, first in first out. Raises
 RuntimeError when KVARTER_COPY names a kernel this CPU lacks.)");
+  m.def(
+      "CudaCopyEngine",
+      [](int device, std::string driver, unsigned threads, std::int64_t kernel_below) {
+        return make_cuda_copy_engine({device, std::move(driver), threads, kernel_below});
+      },
+      py::arg("device"), py::kw_only(), py::arg("driver") = "", py::arg("threads") = 2,
+      py::arg("kernel_below") = -1, py::call_guard<py::gil_scoped_release>(),
+      R"(A copy engine for memory of a CUDA device.
+
+device: its ordinal, as torch counts. driver: path of the driver's library; "": libcuda.so.1. threads: that compute
+checksums, in each direction. kernel_below: runs shorter than this many bytes are moved by a kernel; 0: none; -1: as
+measured when the pool is prepared. Raises RuntimeError, saying what was found, without a driver or such a device.)");
+  m.def(
+      "find_cuda_driver",
+      [](const std::string& driver) {
+        const DriverFound found = find_cuda_driver(driver);
+        py::dict what;
+        what["missing"] = found.missing;
+        what["version"] = found.version;
+        what["batches"] = found.batches;
+        what["devices"] = found.devices;
+        return what;
+      },
+      py::arg("driver") = "",
+      "What is found as a driver: \"missing\" says why there is none; \"version\" 12080 is 12.8.");
   m.def(
       "FaultyCopyEngine",
       [](std::shared_ptr<CopyEngine> inner, double delay, std::uint64_t fail_every, std::uint64_t flip_every,

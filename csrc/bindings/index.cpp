@@ -356,6 +356,8 @@ void register_remote(py::module_& m) {
       .def_property_readonly("owner", &RemoteIndex::owner)
       .def("look", &RemoteIndex::look, release(), "Asks how things are; the ranks that are attached.")
       .def("know", &RemoteIndex::know, py::arg("ns"), py::arg("most_shards"), release())
+      .def("gate", &RemoteIndex::gate, py::arg("ns"),
+           "Changes when that namespace is closed, and when another is opened under its number.")
       .def(
           "below_leading",
           [](const RemoteIndex& index, const BoundChain& chain, std::uint32_t group, std::uint64_t from,

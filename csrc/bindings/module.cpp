@@ -14,4 +14,5 @@ PYBIND11_MODULE(_core, m) {
   kvarter::bindings::register_foreign(m);
   kvarter::bindings::register_disk(m);
   kvarter::bindings::register_bench(m);
+  kvarter::bindings::register_card(m);
 }

@@ -251,6 +251,13 @@ void register_embedded(py::module_& m) {
             node.server().fence(owner, epoch);
           },
           py::arg("owner"), py::arg("epoch"))
+      .def(
+          "kill_behind",
+          [](EmbeddedNode& node, double seconds) {
+            return node.server().kill_behind(
+                std::chrono::milliseconds(static_cast<std::int64_t>(seconds * 1e3)));
+          },
+          py::arg("seconds"), "Kills mappers found behind with a fence for longer; their process ids.")
       .def("fenced", &EmbeddedNode::fenced, py::arg("owner"),
            "The highest epoch whose fences have ended; None before the first.")
       .def(

@@ -17,6 +17,7 @@ struct Batch {
   std::shared_ptr<const Blocks> blocks;
   std::vector<Copy> copies;
   std::uint64_t epoch;
+  Stream compute;
   std::vector<Result> results;  // starts as all Closed
   bool done = false;
 };

@@ -21,15 +21,22 @@ class Faulty final : public CopyEngine {
   }
 
   Ticket submit(Direction direction, std::shared_ptr<const Blocks> blocks, std::vector<Copy> copies,
-                std::uint64_t epoch) override {
-    return batches_.add(
-        std::make_shared<Batch>(Batch{direction, std::move(blocks), std::move(copies), epoch, {}, false}));
+                std::uint64_t epoch, Stream compute) override {
+    return batches_.add(std::make_shared<Batch>(
+        Batch{direction, std::move(blocks), std::move(copies), epoch, compute, {}, false}));
   }
 
   bool poll(Ticket ticket) override { return batches_.poll(ticket); }
   bool wait(Ticket ticket, std::chrono::nanoseconds timeout) override {
     return batches_.wait(ticket, timeout);
   }
+  bool order(Ticket ticket, Stream, std::chrono::nanoseconds timeout) override {
+    return batches_.wait(ticket, timeout);
+  }
+  std::string prepare(std::span<std::byte> memory, std::shared_ptr<const void> keep) override {
+    return inner_->prepare(memory, std::move(keep));
+  }
+  CopyAccount account() const override { return inner_->account(); }
   std::vector<Result> take(Ticket ticket) override { return batches_.take(ticket); }
 
   void fence(std::uint64_t epoch) override {
@@ -55,7 +62,7 @@ class Faulty final : public CopyEngine {
     if (faults_.fail_every && seen_ % faults_.fail_every == 0) return {faults_.fail_status, 0};
     const bool flip = faults_.flip_every && seen_ % faults_.flip_every == 0;
     if (flip && batch.direction == Direction::kScatter) flip_a_byte(batch, copy);
-    const Ticket ticket = inner_->submit(batch.direction, batch.blocks, {copy}, batch.epoch);
+    const Ticket ticket = inner_->submit(batch.direction, batch.blocks, {copy}, batch.epoch, batch.compute);
     while (!inner_->wait(ticket, std::chrono::hours(1))) continue;
     const Result result = inner_->take(ticket).front();
     if (flip && batch.direction == Direction::kGather && result.status == Status::kOk)

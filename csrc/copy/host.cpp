@@ -22,9 +22,9 @@ class Host final : public CopyEngine {
   }
 
   Ticket submit(Direction direction, std::shared_ptr<const Blocks> blocks, std::vector<Copy> copies,
-                std::uint64_t epoch) override {
+                std::uint64_t epoch, Stream) override {
     auto batch =
-        std::make_shared<Batch>(Batch{direction, std::move(blocks), std::move(copies), epoch, {}, false});
+        std::make_shared<Batch>(Batch{direction, std::move(blocks), std::move(copies), epoch, 0, {}, false});
     if (!workers_.empty()) return batches_.add(std::move(batch));
     const Ticket ticket = batches_.begin(batch);
     run(*batch);
@@ -35,6 +35,10 @@ class Host final : public CopyEngine {
   bool wait(Ticket ticket, std::chrono::nanoseconds timeout) override {
     return batches_.wait(ticket, timeout);
   }
+  bool order(Ticket ticket, Stream, std::chrono::nanoseconds timeout) override {
+    return batches_.wait(ticket, timeout);
+  }
+  std::string prepare(std::span<std::byte>, std::shared_ptr<const void>) override { return {}; }
   std::vector<Result> take(Ticket ticket) override { return batches_.take(ticket); }
 
   void fence(std::uint64_t epoch) override {

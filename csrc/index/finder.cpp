@@ -112,6 +112,10 @@ void Finder::contains(std::span<const Key> keys, std::span<std::uint8_t> there) 
   }
 }
 
+std::uint64_t Finder::gate(std::uint32_t ns) const {
+  return ns < kMaxNamespaces ? gates_[ns].word.load(std::memory_order_acquire) : 0;
+}
+
 std::uint64_t Finder::version() const { return header_->version.load(std::memory_order_acquire); }
 
 std::span<const std::uint8_t, 16> Finder::pool_id() const { return of_records_->pool_id; }

@@ -95,6 +95,14 @@ void require_neighbour(std::uint32_t protocol) {
 
 }  // namespace
 
+namespace {
+
+bool same_process(const Mapper& mapper, const Connection& connection) {
+  return mapper.pid == connection.peer.pid && mapper.pid != 0;
+}
+
+}  // namespace
+
 // The mapper this connection speaks for, watched from here on; 0 if the Hello is malformed.
 std::uint64_t NodeServer::Impl::admit(std::uint64_t id, Connection& connection, const wire::Hello& hello,
                                       std::size_t size) {
@@ -102,22 +110,24 @@ std::uint64_t NodeServer::Impl::admit(std::uint64_t id, Connection& connection, 
   require_neighbour(hello.protocol);
   if (size != sizeof hello || hello.name_bytes == 0 || hello.name_bytes > wire::kNameBytes) return 0;
   require_equal(Refusal::kLayout, "layout version", hello.layout, layout_);
-  const std::uint32_t owner = roster_.owner_of({hello.name, hello.name_bytes}, hello.rank);
-
+  const std::string_view name(hello.name, hello.name_bytes);
+  std::uint32_t owner = roster_.owner_of(name, hello.rank);
   std::uint64_t holder = roster_.holder(owner, hello.rank);
-  if (holder != 0 && ended(roster_.find(holder)->pidfd.get())) {
-    bury(holder);
-    holder = 0;
+  if (holder != 0) {  // its end may be waiting to be read, and the engine may go with it
+    const Mapper& mapper = *roster_.find(holder);
+    if (ended(mapper.pidfd.get()))
+      bury(holder);
+    else if (same_process(mapper, connection) && mapper.connection != 0)
+      read_all(mapper.connection);
+    owner = roster_.owner_of(name, hello.rank);
+    holder = roster_.holder(owner, hello.rank);
   }
   if (holder != 0) {
     Mapper& mapper = *roster_.find(holder);
-    const bool same_process = mapper.pid == connection.peer.pid && mapper.pid != 0;
-    if (same_process && mapper.connection != 0) read_all(mapper.connection);  // its end may be waiting there
-    if (!same_process || mapper.connection != 0)
+    if (!same_process(mapper, connection) || mapper.connection != 0)
       throw NodeRefused(Refusal::kDuplicate, "rank " + std::to_string(hello.rank) + " of engine '" +
-                                                 printable({hello.name, hello.name_bytes}) +
-                                                 "' is mapped by pid " + std::to_string(mapper.pid) +
-                                                 ", which is alive");
+                                                 printable(name) + "' is mapped by pid " +
+                                                 std::to_string(mapper.pid) + ", which is alive");
     mapper.connection = id;
     mapper.mapped = false;
     mapper.asked_below = mapper.fenced_below;
@@ -237,7 +247,11 @@ void NodeServer::Impl::advance(std::uint32_t owner) {
 
 void NodeServer::Impl::drop(std::uint64_t id) {
   const auto it = connections_.find(id);
-  if (Mapper* const mapper = roster_.find(it->second.mapper); mapper != nullptr) mapper->connection = 0;
+  if (Mapper* const mapper = roster_.find(it->second.mapper); mapper != nullptr) {
+    mapper->connection = 0;
+    // A session's own rank copies nothing: no fence waits for it, and there is no death to wait for.
+    if (roster_.only_looks(*mapper)) roster_.remove(it->second.mapper, events_);
+  }
   if (it->second.exchange != nullptr) {
     roster_.end_session(it->second.owner, events_);
     --counters_.sessions_now;
@@ -249,7 +263,7 @@ void NodeServer::Impl::bury(std::uint64_t id) {
   Mapper* const mapper = roster_.find(id);
   if (mapper == nullptr) return;
   if (mapper->connection != 0) drop(mapper->connection);
-  roster_.remove(id, events_);
+  if (roster_.find(id) != nullptr) roster_.remove(id, events_);
 }
 
 }  // namespace kvarter

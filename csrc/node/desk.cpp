@@ -13,7 +13,7 @@ namespace {
 struct Malformed {};
 
 constexpr std::uint64_t kFar = std::uint64_t{1}
-                               << 40;  // no number of a block or unit comes near, or overflows
+                               << 31;  // no block or unit comes near, nor overflows times 2^32
 
 void require(bool right) {
   if (!right) throw Malformed();
@@ -127,6 +127,7 @@ bool serve(Index& index, const DiskLog* log, Owner owner, const wire::Call& call
         reply.count = index.leading(chain_of(call, inbox), call.group, call.count);
         break;
       case wire::kLastRun:
+        require(call.bytes > 0 && call.bytes < kFar);
         reply.count = index.last_run(chain_of(call, inbox), call.group, call.first, call.count, call.bytes);
         break;
       case wire::kContains:
@@ -172,7 +173,7 @@ bool serve(Index& index, const DiskLog* log, Owner owner, const wire::Call& call
         reply.count = log->leading(chain_of(call, inbox), call.group, call.first, call.count);
         break;
       case wire::kBelowLastRun:
-        require(log != nullptr);
+        require(log != nullptr && call.bytes > 0 && call.bytes < kFar);
         reply.count = log->last_run(chain_of(call, inbox), call.group, call.first, call.count, call.bytes);
         break;
       case wire::kBelowContains:

@@ -217,6 +217,10 @@ bool RemoteIndex::contains(const Chain& chain, std::uint32_t group, std::uint64_
   return impl_->find(wire::kContains, chain, group, block, 0, 0) != 0;
 }
 
+std::uint64_t RemoteIndex::gate(std::uint32_t ns) const {
+  return impl_->finder ? impl_->finder->gate(ns) : 0;
+}
+
 std::uint64_t RemoteIndex::version() const {
   if (!impl_->connected) return 0;
   return impl_->finder ? impl_->finder->version() : impl_->remote_version.load();

@@ -87,6 +87,11 @@ void Roster::remove(std::uint64_t id, std::vector<Event>& events) {
   leave(owner, events);
 }
 
+bool Roster::only_looks(const Mapper& mapper) const {
+  const Engine& engine = engines_.at(mapper.owner);
+  return engine.came && mapper.rank + 1 == engine.ranks;
+}
+
 void Roster::fence(std::uint32_t owner, std::uint64_t epoch, std::vector<Event>& events) {
   if (epoch == std::numeric_limits<std::uint64_t>::max())
     throw std::invalid_argument("fence of epoch 2^64 - 1, expected below");
@@ -119,6 +124,21 @@ void Roster::settle(std::uint32_t owner, std::vector<Event>& events) {
   if (open == fences.begin()) return;
   events.push_back({Event::Kind::kFenced, owner, *std::prev(open)});
   fences.erase(fences.begin(), open);
+}
+
+std::vector<std::uint64_t> Roster::behind(std::chrono::milliseconds longer_than) {
+  const auto now = std::chrono::steady_clock::now();
+  std::vector<std::uint64_t> found;
+  for (auto& [id, mapper] : mappers_) {
+    const auto& fences = engines_.at(mapper.owner).fences;
+    if (fences.empty() || *fences.begin() < mapper.fenced_below)
+      mapper.behind_since.reset();
+    else if (!mapper.behind_since)
+      mapper.behind_since = now;
+    else if (now - *mapper.behind_since > longer_than)
+      found.push_back(id);
+  }
+  return found;
 }
 
 std::uint32_t Roster::attached(std::uint32_t owner) const {

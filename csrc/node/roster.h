@@ -1,6 +1,7 @@
 #pragma once
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -23,6 +24,7 @@ struct Mapper {
   std::uint64_t connection;  // 0: it closed its socket, and lives
   bool mapped = false;
   std::uint64_t asked_below = 0, fenced_below = 0;
+  std::optional<std::chrono::steady_clock::time_point> behind_since{};  // with an open fence
 };
 
 struct Event {
@@ -49,11 +51,15 @@ class Roster {
   Mapper* find(std::uint64_t id);
   std::uint64_t holder(std::uint32_t owner, std::uint32_t rank) const;  // id of its live mapper, 0 if none
   void remove(std::uint64_t id, std::vector<Event>& events);
+  // Whether it is a session's own process, in the rank that reads the index and copies nothing.
+  bool only_looks(const Mapper& mapper) const;
 
   // Of an engine that is gone there is nobody to ask: its fences end at once.
   void fence(std::uint32_t owner, std::uint64_t epoch, std::vector<Event>& events);
   // The epoch to ask this mapper for now, if any; counts as asked.
   std::optional<std::uint64_t> next_fence(Mapper& mapper);
+  // Mappers that have kept a fence open for so long.
+  std::vector<std::uint64_t> behind(std::chrono::milliseconds longer_than);
   // Ends what every mapper has acknowledged.
   void settle(std::uint32_t owner, std::vector<Event>& events);
 

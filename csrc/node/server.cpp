@@ -2,11 +2,13 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <csignal>
 #include <utility>
 
 #include "node/server_impl.h"
@@ -202,6 +204,18 @@ NodeCounters NodeServer::counters() const {
 std::vector<EngineStatus> NodeServer::engines() const {
   const std::lock_guard lock(impl_->mutex_);
   return impl_->roster_.engines();
+}
+
+std::vector<pid_t> NodeServer::kill_behind(std::chrono::milliseconds longer_than) {
+  const std::lock_guard lock(impl_->mutex_);
+  std::vector<pid_t> killed;
+  for (const std::uint64_t id : impl_->roster_.behind(longer_than)) {
+    const Mapper& mapper = *impl_->roster_.find(id);
+    if (mapper.pid == ::getpid()) continue;
+    if (::syscall(SYS_pidfd_send_signal, mapper.pidfd.get(), SIGKILL, nullptr, 0) == 0)
+      killed.push_back(mapper.pid);
+  }
+  return killed;
 }
 
 void NodeServer::drain() {

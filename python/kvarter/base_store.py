@@ -191,9 +191,11 @@ class BaseStore(ABC):
 
     def pin(self, sequence: Sequence, ttl: float, *, tokens: int | None = None) -> int | None:
         """Keeps the blocks of the longest boundary up to `tokens` for `ttl` seconds; None when there are none."""
-        space = self._space(sequence.namespace)
-        chain = sequence.chain(space.above)
         limit = sequence.num_tokens if tokens is None else tokens
+        return self._pin(self._space(sequence.namespace), sequence, limit, ttl)
+
+    def _pin(self, space: Space, sequence: Sequence, limit: int, ttl: float) -> int | None:
+        chain = sequence.chain(space.above)
         found = Found(space, sequence)
         boundary = space.geometry.boundary(found, min(limit, sequence.units * space.geometry.unit_tokens))
         if not boundary:

@@ -42,6 +42,17 @@ class Faults(BaseModel):
     flip_every: int = Field(0, ge=0, description="Every n-th block has one byte flipped; 0: none")
 
 
+class Cuda(BaseModel):
+    """How the copy engine for CUDA devices works."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    driver: str | None = Field(None, description="Path of the driver's library, instead of libcuda.so.1")
+    kernel_below: int = Field(
+        -1, ge=-1, description="Runs of fewer bytes go by a kernel; 0: none; -1: as measured at start"
+    )
+
+
 class Disk(BaseModel):
     """A log on local disk below the pool; off without a path."""
 
@@ -91,10 +102,18 @@ class Config(BaseModel):
         ge=1,
         description="Tokens between the boundaries inside a prompt that sliding windows are kept for",
     )
-    copy_threads: int = Field(0, ge=0, le=64, description="Threads that copy; 0: in the engine's own thread")
-    copy_member: Literal["host", "faulty"] = Field("host", description="Which copy engine")
+    copy_threads: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Threads that copy; 0: in the engine's own thread. On a GPU, threads that compute checksums",
+    )
+    copy_member: Literal["auto", "host", "cuda", "faulty"] = Field(
+        "auto", description="Which copy engine; auto: the one for the device that the cache is on"
+    )
     policy: str = Field(DEFAULT, description=f"What to keep in memory: {', '.join(POLICIES)}")
     disk: Disk = Field(Disk.model_validate({}), description="A log below the pool")
+    cuda: Cuda = Field(Cuda.model_validate({}), description="The copy engine for CUDA devices")
     faults: Faults = Field(Faults.model_validate({}), description="For the faulty copy engine")
 
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)

@@ -34,10 +34,10 @@ NOTHING = Looked(0, 0, 0, 0, 0.0)
 def looked_up(space: Space, match: Match, limit: int, seconds: float) -> Looked:
     """What became of the first `limit` tokens, as far as the sequence has whole units of them."""
     unit = space.geometry.unit_tokens
-    asked = min(limit // unit, match.sequence.units)
-    engine = min(match.have_tokens // unit, asked)
-    end = max(match.tokens // unit, engine)
-    disk = min(match.disk_tokens // unit, end - engine)
+    asked = int(min(limit // unit, match.sequence.units))
+    engine = int(min(match.have_tokens // unit, asked))
+    end = int(max(match.tokens // unit, engine))
+    disk = int(min(match.disk_tokens // unit, end - engine))
     return Looked(engine, end - engine - disk, disk, asked - end, seconds)
 
 

@@ -126,8 +126,7 @@ class Store(BaseStore):
     def hint(self, session: str, **wishes: Any) -> None:
         to_pin = self._wishes.hint(session, **wishes)
         if to_pin is not None:
-            sequence, boundary = to_pin
-            self.pin(sequence, wishes["ttl"], tokens=boundary)
+            self._pin(*to_pin, wishes["ttl"])
 
     def share(self, namespace: Namespace, *, floor: int = 0, quota: int = 0) -> None:
         self.index.set_share(self._space(namespace).above, floor, quota)

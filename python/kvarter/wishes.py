@@ -54,7 +54,7 @@ class Wishes:
     def __len__(self) -> int:
         return len(self._hints)
 
-    def hint(self, session: str, **wishes: Any) -> tuple[Sequence, int] | None:
+    def hint(self, session: str, **wishes: Any) -> tuple[Space, Sequence, int] | None:
         """Keeps a hint and tells the policy. The session's last match and its boundary, when they are to be pinned."""
         hint = self._hints[session] = Hint(session, said_at=self._seconds(), **wishes)
         self._hints.move_to_end(session)
@@ -67,7 +67,7 @@ class Wishes:
         self._placement.rehint(
             sequence, sequence.chain(space.above), space.geometry, hint.code(self._seconds())
         )
-        return (sequence, boundary) if hint.ttl is not None and boundary else None
+        return (space, sequence, boundary) if hint.ttl is not None and boundary else None
 
     def asked(
         self, space: Space, sequence: Sequence, boundary: int, request: str | None, session: str | None

@@ -158,3 +158,10 @@ def baseline(model: Callable[[str], Path]) -> Callable[..., list[list[int]]]:
         return [known[key] for key in keys]
 
     return tokens
+
+
+@pytest.fixture(params=["v1", "v2"])
+def runner(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Which of vLLM's model runners drives the worker's side."""
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(int(request.param == "v2")))
+    return request.param

@@ -1,8 +1,13 @@
 #pragma once
 // Moves blocks between an engine's memory and slots of the pool. A copy engine takes a batch of blocks,
 // answers with a ticket, and is polled or waited for. The caller never knows which member does the work:
-// `host` (memory that the CPU addresses) or `faulty` (another member that delays, fails and corrupts on
-// command, for tests).
+// `host` (memory that the CPU addresses), `cuda` (memory of a device, through its driver) or `faulty`
+// (another member that delays, fails and corrupts on command, for tests).
+//
+// A device runs what it is told in streams, each in order. A batch names the stream that the engine computes
+// on: nothing of the batch touches engine memory before what was put there up to submit() has run. What is
+// put there later knows nothing of the batch unless order() says so. Members without streams take the work of
+// the caller's thread for the stream.
 //
 // Every method may be called from any thread at any time. A batch is accepted always: the queue is not
 // bounded, because what may be under way is bounded by the leases that the caller holds on its slots. The
@@ -10,11 +15,13 @@
 //
 // Addresses are trusted: whoever makes a Blocks or a Copy vouches that they stay mapped, and that nobody else
 // writes the destination, until the batch is done. A source that changes meanwhile gives a checksum that will
-// not verify.
+// not verify. Engine memory that the engine has unmapped (sleep) must not be named by a batch that is not
+// done: fence first. Afterwards new Blocks say where it is now; what prepare() was told of stays prepared.
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -76,12 +83,12 @@ struct Copy {
 };
 
 // Ok: copied, and verified where asked.
-// Corrupt: a scatter's bytes do not have their checksum. They have been written: what the engine block holds
-// is
-//   undefined, and the caller must not let anyone read it.
+// Corrupt: a scatter's bytes do not have their checksum. What the engine block holds is undefined (`host` has
+//   written them, `cuda` looks before it writes), and the caller must not let anyone read it.
 // Rejected: no such engine block; nothing was written.
 // Closed: fenced or shut down before this block was begun; nothing was written.
-// TimedOut: only from `faulty`.
+// TimedOut: the device's driver answered with an error. What was written is undefined; nothing is written any
+//   more. Also from `faulty`.
 struct Result {
   Status status = Status::kClosed;
   std::uint64_t checksum = 0;  // XXH3-64 of the slot's bytes; 0 unless they were copied with `verify`
@@ -89,17 +96,46 @@ struct Result {
 
 using Ticket = std::uint64_t;
 
+// A stream as the device's driver names it (CUstream, hipStream_t); 0 is its default stream.
+using Stream = std::uintptr_t;
+
+// What an engine has done so far, and what it found out. All zero for members without a device.
+struct CopyAccount {
+  std::uint64_t locked_bytes = 0;   // of prepare(): page-locked now
+  std::uint64_t refused_bytes = 0;  // of prepare(): the driver would not lock them
+  std::uint64_t batched_bytes = 0;  // moved in batches of the driver's,
+  std::uint64_t single_bytes = 0;   // by one call for each run,
+  std::uint64_t kernel_bytes = 0;   // by our kernel
+  std::uint64_t gather_kernel = 0;  // runs shorter than this many bytes go by kernel; 0: none do
+  std::uint64_t scatter_kernel = 0;
+  std::uint64_t errors = 0;  // of the driver, while copying
+};
+
 class CopyEngine {
  public:
   virtual ~CopyEngine() = default;
 
-  // Copies every block of the batch, in order; a failure stops none of the others. Batches of one epoch may
-  // overlap and overtake one another where the member has several threads.
+  // Copies every block of the batch; a failure stops none of the others. Batches of one epoch may overlap and
+  // overtake one another where the member has several threads or streams. `compute` is the engine's stream.
   virtual Ticket submit(Direction direction, std::shared_ptr<const Blocks> blocks, std::vector<Copy> copies,
-                        std::uint64_t epoch) = 0;
+                        std::uint64_t epoch, Stream compute = 0) = 0;
+
+  // Whatever is put on `compute` after this returned true finds the batch done: a gathered block may be
+  // overwritten, a scattered one read if it proves to be Ok. Waits as little as the member can, at most
+  // `timeout`: `cuda` until the batch has been given to the device, others until it is done. False: it was
+  // not in time, and nothing is ordered.
+  virtual bool order(Ticket ticket, Stream compute, std::chrono::nanoseconds timeout) = 0;
+
+  // Slots will lie in `memory`; `keep` keeps it mapped for as long as the engine needs that. `cuda`
+  // page-locks it for its device, once for a process however many ask, and lets go when the last of them
+  // ends. Empty when all is well, else a sentence that says what was refused: slots there are copied too,
+  // more slowly.
+  virtual std::string prepare(std::span<std::byte> memory, std::shared_ptr<const void> keep) = 0;
+
+  virtual CopyAccount account() const { return {}; }
 
   // True when the batch is done. Never waits.
-  // poll, wait and take throw std::invalid_argument for a ticket that never was or has been taken.
+  // poll, wait, order and take throw std::invalid_argument for a ticket that never was or has been taken.
   virtual bool poll(Ticket ticket) = 0;
   // Waits until the batch is done, at most `timeout`, and says whether it is.
   virtual bool wait(Ticket ticket, std::chrono::nanoseconds timeout) = 0;
@@ -121,6 +157,31 @@ class CopyEngine {
 // the fastest this CPU has, or what KVARTER_COPY (`scalar`, `avx2`, `avx512`) names; throws
 // std::runtime_error for a name it cannot run.
 std::shared_ptr<CopyEngine> make_host_copy_engine(unsigned threads);
+
+struct DeviceOptions {
+  int device = 0;        // as the driver counts: the engine's ordinal
+  std::string driver;    // its shared library; empty: libcuda.so.1
+  unsigned threads = 2;  // that compute checksums, in each direction
+  // Runs shorter than this many bytes are moved by our kernel; 0: none are; -1: as measured by the first
+  // prepare(), which takes some tens of milliseconds.
+  std::int64_t kernel_below = -1;
+};
+
+// Copies between one device's memory and slots by its driver, which is loaded when this is called: nothing of
+// it is needed to build or to start. Gathers and scatters have a stream each, of the lowest priority, and
+// threads that issue copies and compute checksums of what arrived; submit() records an event and returns.
+// Throws std::runtime_error, saying what was found, without a driver, such a device, or a stream on it;
+// std::invalid_argument for 0 threads.
+std::shared_ptr<CopyEngine> make_cuda_copy_engine(const DeviceOptions& options);
+
+// What is found where `driver` (empty: libcuda.so.1) is looked for.
+struct DriverFound {
+  std::string missing;  // empty, or why there is none
+  int version = 0;      // 12080 is 12.8
+  bool batches = false;
+  std::vector<std::string> devices;  // their names
+};
+DriverFound find_cuda_driver(const std::string& driver);
 
 // What `faulty` does to the blocks that pass through, counted from its first. A block that fails is not
 // copied. Flipping changes one byte of the *slot*, after a gather's checksum and before a scatter, as memory

@@ -32,6 +32,8 @@ class Finder {
   bool contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const;
   void contains(std::span<const Key> keys, std::span<std::uint8_t> there) const;
   std::uint64_t version() const;
+  // Changes when the namespace of this number is closed, and when another one is opened under it.
+  std::uint64_t gate(std::uint32_t ns) const;
   // Random; tells one pool from another.
   std::span<const std::uint8_t, 16> pool_id() const;
 

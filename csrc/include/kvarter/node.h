@@ -125,6 +125,10 @@ class NodeServer {
   NodeCounters counters() const;
   // Engines with a session or a live mapper.
   std::vector<EngineStatus> engines() const;
+  // Kills (SIGKILL) the mappers that this has found behind with a fence for longer than that, and returns
+  // their process ids; 0 for one of another pid namespace. For operators who would rather lose a process that
+  // does not answer than the memory that it may still write. To be called again and again.
+  std::vector<pid_t> kill_behind(std::chrono::milliseconds longer_than);
   // From now on nobody new is let in; those who are in stay. Not undone.
   void drain();
 

@@ -22,9 +22,10 @@ namespace kvarter {
 class RemoteIndex {
  public:
   // Opens engine `name` of so many ranks at the node, which may attach from then on, as this process does as
-  // the last but one: rank `ranks` is its own, and acknowledges fences at once, since whoever holds this
-  // copies nothing. Where the node's index is of another layout version, look-ups go through the session as
-  // well. Returns within about `timeout`. Throws NodeRefused, NodeError, std::invalid_argument.
+  // the last but one: rank `ranks` is its own, acknowledges fences at once and is forgotten with its
+  // connection, since whoever holds this copies nothing. Where the node's index is of another layout version,
+  // look-ups go through the session as well. Returns within about `timeout`. Throws NodeRefused, NodeError,
+  // std::invalid_argument.
   RemoteIndex(const std::string& path, const std::string& name, std::uint32_t ranks,
               std::chrono::milliseconds timeout, std::chrono::milliseconds patience,
               std::uint32_t layout_version = kLayoutVersion);
@@ -43,6 +44,9 @@ class RemoteIndex {
 
   // How many shards the blocks of a namespace's groups have at most: what an answer may need room for.
   void know(std::uint32_t ns, std::uint32_t most_shards);
+
+  // As Finder has it; 0 where the node's index cannot be read.
+  std::uint64_t gate(std::uint32_t ns) const;
 
   // As Index's methods of the same names; owners are this session's, whatever is said. Deadlines are those of
   // the steady clock of this host.

@@ -78,6 +78,12 @@ def demo(
         Path | None,
         typer.Option("--disk", metavar="DIR", help="Also show a restart, over a log in this directory."),
     ] = None,
+    served: Annotated[
+        bool,
+        typer.Option(
+            "--served", help="Over `kvarter serve`: the engine is killed, and another one gets its blocks."
+        ),
+    ] = False,
 ) -> None:
     """Run a real vLLM engine without Kvarter and one with it on the same prompts, for each model, and compare.
 
@@ -85,6 +91,8 @@ def demo(
     Qwen3-Next (recurrent states); nothing is downloaded. Fails when a token differs or when nothing was served from
     Kvarter's memory.
     """
+    if served and disk_dir is not None:
+        fail("--served and --disk show different things; one at a time", status=2)
     for name in model:
         if name not in MODELS:
             fail(f"no model {name!r}: there are {', '.join(MODELS)}", status=2)
@@ -95,7 +103,10 @@ def demo(
         for name in model:
             reports.append(
                 _compare(
-                    run.Options(name, prompts, tokens, dram, disk=str(disk_dir) if disk_dir else None), told
+                    run.Options(
+                        name, prompts, tokens, dram, disk=str(disk_dir) if disk_dir else None, served=served
+                    ),
+                    told,
                 )
             )
     except UnsupportedEngine as error:
@@ -116,15 +127,16 @@ def demo(
 
 
 def _compare(options: run.Options, told: set[str]) -> run.Report:
+    second = ["restarted with"] if options.disk else ["another with"] if options.served else []
     columns = (TextColumn("{task.description:<77}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_stderr) as bars:
         tasks = {
             name: bars.add_task(
                 f"{options.model} {name} Kvarter",
-                total=(1 if name.startswith("restarted") else 3) * options.prompts,
+                total=(1 if name in second else 3) * options.prompts,
                 start=False,
             )
-            for name in ("with", *(["restarted with"] if options.disk else []), "without")
+            for name in ("with", *second, "without")
         }
 
         def show(name: str, event: Note | Done) -> None:

@@ -46,6 +46,13 @@ def serve(
         str | None,
         typer.Option(metavar="HOST:PORT", help="/metrics and /healthz; a PORT alone is on loopback."),
     ] = None,
+    fence_timeout: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            help="Seconds after which a client that does not answer a fence is killed; default: never.",
+        ),
+    ] = None,
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Take over from the node that is running there, with its pool.")
     ] = False,
@@ -60,7 +67,9 @@ def serve(
         signal.signal(number, lambda *_: stop.set())
     try:
         web = None if metrics is None else address(metrics)
-        node = start(settings(dram, disk, config), str(socket or default_socket()), takeover=takeover)
+        node = start(
+            settings(dram, disk, config), str(socket or default_socket()), fence_timeout, takeover=takeover
+        )
     except (KvarterError, ValueError, OSError) as error:
         fail(str(error), status=2)
     logger.info("%r is served at unix://%s", node.store, node.path)
@@ -105,7 +114,7 @@ def settings(dram: str | None, disk: str | None, config: Path | None) -> Config:
     return Config.load(said)
 
 
-def start(config: Config, path: str, *, takeover: bool = False) -> Node:
+def start(config: Config, path: str, fence_timeout: float | None = None, *, takeover: bool = False) -> Node:
     """A node of these settings, with the pool of the one before it where that can be had. Raises `KvarterError` for
     what cannot be had, saying why."""
     before = Control(path) if takeover else None
@@ -122,7 +131,7 @@ def start(config: Config, path: str, *, takeover: bool = False) -> Node:
                 logger.warning("the pool of the node before is not taken over: %s", error)
         store = store or _store(config)
         try:
-            return Node(store, path, elders)
+            return Node(store, path, elders, fence_timeout)
         except KvarterError:
             store.close()
             raise

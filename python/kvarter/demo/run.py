@@ -10,7 +10,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -20,8 +21,10 @@ import msgspec
 from kvarter.connectors import SUPPORTED_VLLM
 from kvarter.demo.models import DEMONSTRATED, MODELS
 from kvarter.demo.scenario import Event, Failure, Note, Outcome, Progress, Task
-from kvarter.errors import KvarterError, UnsupportedEngine
+from kvarter.errors import AttachError, KvarterError, UnsupportedEngine
+from kvarter.node.control import Control
 
+_NODE_SECONDS = 60.0  # for a node to come up
 _DEADLINE = 600.0  # seconds for one run; it takes 20 to 40
 
 
@@ -33,7 +36,9 @@ class Options(NamedTuple):
     """``prompts`` prompts of ``tokens`` tokens, ``output_tokens`` greedy tokens each, ``dram`` for the pool.
 
     The prompts come in pairs that share their first half. The engine's own cache holds about a third of them. With a
-    directory for the ``disk`` tier a third engine follows, which has nothing but what the second left there.
+    directory for the ``disk`` tier a third engine follows, which has nothing but what the second left there. With
+    ``served`` the pool is that of `kvarter serve`: the engine with Kvarter is killed once it has answered, and
+    another one follows on the same node.
     """
 
     model: str = DEMONSTRATED[0]
@@ -42,12 +47,21 @@ class Options(NamedTuple):
     dram: str = "512MiB"
     output_tokens: int = 12
     disk: str | None = None
+    served: bool = False
 
 
 class Restart(msgspec.Struct, frozen=True):
     """What an engine got from disk that started when the one before it had ended."""
 
     disk_hit_tokens: int
+    seconds: float
+    identical: bool
+
+
+class Another(msgspec.Struct, frozen=True):
+    """What a second engine got from the node, when the one that had stored it there was killed."""
+
+    node_hit_tokens: int
     seconds: float
     identical: bool
 
@@ -70,16 +84,22 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     seconds_local_hit: float
     identical: bool
     restart: Restart | None = None
+    another: Another | None = None
 
     @property
     def same(self) -> bool:
         """Every token identical."""
-        return self.identical and (self.restart is None or self.restart.identical)
+        return self.identical and all(e.identical for e in (self.restart, self.another) if e is not None)
 
     @property
     def served(self) -> bool:
-        """Kvarter served something, after the restart too."""
-        return self.external_hit_tokens > 0 and (self.restart is None or self.restart.disk_hit_tokens > 0)
+        """Kvarter served something, every engine of the demonstration."""
+        restarted = self.restart is None or self.restart.disk_hit_tokens > 0
+        return (
+            self.external_hit_tokens > 0
+            and restarted
+            and (self.another is None or self.another.node_hit_tokens > 0)
+        )
 
 
 def check_engine() -> None:
@@ -126,16 +146,67 @@ def compare(options: Options, report: Callable[[str, Note | Progress], None]) ->
         disk = {"path": options.disk, "capacity": "2GiB", "segment": "64MiB", "measure": False}
         kv["kv_connector_extra_config"] = {"dram": options.dram, "disk": disk}
     # With Kvarter first: what it refuses, it refuses before half of the work is done.
-    kvarter = _run(msgspec.structs.replace(task, kv=kv), lambda event: report("with", event))
-    restarted = None
-    if options.disk is not None:
-        again = msgspec.structs.replace(task, kv=kv, restarted=True)
-        restarted = _run(again, lambda event: report("restarted with", event))
+    restarted = another = None
+    with _node(options) as node:
+        if node is not None:
+            kv["kv_connector_extra_config"] = {"node": node}
+        ours = msgspec.structs.replace(task, kv=kv)
+        kvarter = _run(ours, lambda event: report("with", event), kill=node is not None)
+        again = msgspec.structs.replace(ours, restarted=True)
+        if options.disk is not None:
+            restarted = _run(again, lambda event: report("restarted with", event))
+        elif node is not None:
+            another = _run(again, lambda event: report("another with", event))
     without = _run(task, lambda event: report("without", event))
-    return judge(options, without, kvarter, restarted)
+    return judge(options, without, kvarter, restarted, another)
 
 
-def judge(options: Options, without: Outcome, kvarter: Outcome, restarted: Outcome | None = None) -> Report:
+@contextlib.contextmanager
+def _node(options: Options) -> Iterator[str | None]:
+    """`kvarter serve` in a process of its own, and what engines call it; None where nobody asked for one."""
+    if not options.served:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as log:
+        path = str(Path(directory) / "node" / "node.sock")
+        command = [
+            sys.executable,
+            "-m",
+            "kvarter.cli.main",
+            "serve",
+            "--socket",
+            path,
+            "--dram",
+            options.dram,
+        ]
+        process = subprocess.Popen(command, stderr=log)
+        try:
+            end = time.monotonic() + _NODE_SECONDS
+            while not _answers(path):
+                if process.poll() is not None or time.monotonic() > end:
+                    raise RunFailed(f"`kvarter serve` failed: {_last_line(log)}")
+                time.sleep(0.05)
+            yield f"unix://{path}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _answers(path: str) -> bool:
+    try:
+        Control(path).close()
+    except AttachError:
+        return False
+    return True
+
+
+def judge(
+    options: Options,
+    without: Outcome,
+    kvarter: Outcome,
+    restarted: Outcome | None = None,
+    another: Outcome | None = None,
+) -> Report:
     """Compare outcomes of one task.
 
     Raises:
@@ -171,6 +242,13 @@ def judge(options: Options, without: Outcome, kvarter: Outcome, restarted: Outco
             seconds=restarted.again.seconds,
             identical=restarted.again.tokens == without.again.tokens,
         ),
+        another=None
+        if another is None
+        else Another(
+            node_hit_tokens=another.external_hit_tokens,
+            seconds=another.again.seconds,
+            identical=another.again.tokens == without.again.tokens,
+        ),
     )
 
 
@@ -200,7 +278,8 @@ def _cache_blocks(options: Options) -> int:
     return max(one, options.prompts * options.tokens // model.block_tokens // 3) * model.groups + 1
 
 
-def _run(task: Task, report: Callable[[Note | Progress], None]) -> Outcome:
+def _run(task: Task, report: Callable[[Note | Progress], None], *, kill: bool = False) -> Outcome:
+    """kill: it is not to end by itself, once it has said all."""
     name = f"the engine {'without' if task.kv is None else 'with'} Kvarter"
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
@@ -212,7 +291,7 @@ def _run(task: Task, report: Callable[[Note | Progress], None]) -> Outcome:
         watchdog = threading.Timer(_DEADLINE, child.kill)
         watchdog.start()
         try:
-            end = _follow(child, task, report)
+            end = _follow(child, task, report, kill)
         finally:
             watchdog.cancel()
             child.kill()
@@ -224,7 +303,7 @@ def _run(task: Task, report: Callable[[Note | Progress], None]) -> Outcome:
 
 
 def _follow(
-    child: "subprocess.Popen[bytes]", task: Task, report: Callable[[Note | Progress], None]
+    child: "subprocess.Popen[bytes]", task: Task, report: Callable[[Note | Progress], None], kill: bool
 ) -> Outcome | Failure | None:
     """Feed the child its task and read what it says, to its end."""
     assert child.stdin is not None and child.stdout is not None
@@ -238,6 +317,8 @@ def _follow(
             report(event)
         else:
             end = event
+            if kill:
+                child.kill()
     child.wait()
     return end
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
-from kvarter.demo.run import Report, Restart
+from kvarter.demo.run import Another, Report, Restart
 
 _ROWS: dict[str, Callable[[Report], str]] = {
     "cache groups": lambda report: str(report.groups),
@@ -20,6 +20,10 @@ _RESTARTED: dict[str, Callable[[Restart], str]] = {
     "restarted, served from disk": lambda restart: f"{restart.disk_hit_tokens:,}",
     "time when restarted": lambda restart: f"{restart.seconds:.2f} s",
 }
+_ANOTHER: dict[str, Callable[[Another], str]] = {
+    "another engine, the first one killed": lambda another: f"{another.node_hit_tokens:,}",
+    "time of the other engine": lambda another: f"{another.seconds:.2f} s",
+}
 
 
 def table(reports: Sequence[Report]) -> Table:
@@ -32,4 +36,7 @@ def table(reports: Sequence[Report]) -> Table:
     restarts = [report.restart for report in reports if report.restart is not None]
     for heading, show_restart in _RESTARTED.items() if restarts else ():
         result.add_row(heading, *map(show_restart, restarts))
+    others = [report.another for report in reports if report.another is not None]
+    for heading, show_another in _ANOTHER.items() if others else ():
+        result.add_row(heading, *map(show_another, others))
     return result

@@ -101,6 +101,13 @@ class Attachment:
         found: npt.NDArray[np.uint64] = self._mapping.addresses(flat["arena"], flat["offset"], flat["length"])
         return found.reshape(slots.shape)
 
+    def prepare(self, engine: _core.CopyEngine) -> list[str]:
+        """Makes the pool known to the device that `engine` copies for; what was refused, a sentence each.
+
+        Takes as long as page-locking takes. The pool stays mapped as long as the engine.
+        """
+        return engine.prepare(self._mapping)
+
     def unchanged(self, slots: Slots) -> npt.NDArray[np.bool_]:
         """Whether each slot still holds the block that was leased; asked after a copy."""
         return _core.unchanged(self._mapping, slots["record"].reshape(-1), slots["generation"].reshape(-1))

@@ -74,7 +74,11 @@ class ControlServer:
         self._path, self._handler = path, handler
         Path(path).unlink(missing_ok=True)  # the node's own socket says that nobody else is there
         self._door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._door.bind(path)
+        try:
+            self._door.bind(path)
+        except OSError:
+            self._door.close()
+            raise
         Path(path).chmod(0o600)
         self._file = Path(path).stat().st_ino
         self._door.listen(64)
@@ -123,11 +127,11 @@ class ControlServer:
             while (body := peer.receive()) is not None:
                 if not self._one(peer, m.asking.decode(body)):
                     break
-        except (ValueError, msgspec.MsgspecError) as error:
-            self.counts["control_violations"] += 1
-            logger.warning("a connection is dropped: %s", error)
         except OSError:
             pass
+        except Exception as error:  # whatever it makes us stumble over
+            self.counts["control_violations"] += 1
+            logger.warning("a connection is dropped: %s: %s", type(error).__name__, error)
         finally:
             with self._lock:
                 self._peers.discard(peer)
@@ -177,7 +181,7 @@ class Control:
         self._numbers = itertools.count(1)
         self._waiting: dict[int, Callable[[m.Answer | None], None]] = {}
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[m.Message | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self.dropped = 0  # messages that only advise
         self.connected = True
         try:
@@ -220,12 +224,13 @@ class Control:
     def request(self, question: Callable[[int], m.Question], then: Callable[[m.Answer | None], None]) -> int:
         """Asks; `then` gets the answer, on the receiving thread, or None when the node is gone."""
         number = next(self._numbers)
+        frame = m.frame(question(number))
         with self._lock:
             if self.connected:
                 self._waiting[number] = then
-                then = _nothing
+                self._queue.put(frame)
+                return number
         then(None)
-        self._queue.put(question(number))
         return number
 
     def tell(self, message: m.Message) -> bool:
@@ -233,13 +238,15 @@ class Control:
         if not self.connected or self._queue.qsize() > _MOST_QUEUED:
             self.dropped += 1
             return False
-        self._queue.put(message)
+        self._queue.put(
+            m.frame(message)
+        )  # what cannot be said is its caller's mistake: here, not on the thread
         return True
 
     def _send(self) -> None:
-        while (message := self._queue.get()) is not None:
+        while (frame := self._queue.get()) is not None:
             try:
-                self._connection.sendall(m.frame(message))
+                self._connection.sendall(frame)
             except OSError:
                 break
         self._end()
@@ -269,6 +276,3 @@ class Control:
 
     def close(self) -> None:
         self._end()
-
-
-def _nothing(_: m.Answer | None) -> None: ...

@@ -25,6 +25,7 @@ from ..matching import NOTHING, Lease, Looked, Matcher, Range, in_memory
 from ..policy import AlwaysLoad, LoadPolicy, Measured
 from ..sequence import Sequence
 from ..transfers import Blocks, Match, Reservation, Ticket
+from ..wishes import Hint
 from . import messages as m
 from .control import Control
 
@@ -60,6 +61,8 @@ class RemoteStore(BaseStore):
         self._earlier: Counter[str] = Counter()  # of sessions before this one
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._gates: dict[bytes, int] = {}  # of namespaces, as they were when opened
+        self._withdrawn: dict[bytes, Namespace] = {}  # invalidated, and no node has confirmed it
         self.index: _core.RemoteIndex
         self._attach(timeout)
         self._thread = threading.Thread(target=self._watch, name="kvarter-session", daemon=True)
@@ -92,6 +95,9 @@ class RemoteStore(BaseStore):
                 self.disk.policy = self.load_policy
             self._matcher = Matcher(self.load_policy, self.disk, 1 << 62)
             self.incarnation += 1
+            withdrawn = list(self._withdrawn.values())
+        for namespace in withdrawn:
+            self._withdraw(control, namespace)
 
     @property
     def connected(self) -> bool:
@@ -116,6 +122,9 @@ class RemoteStore(BaseStore):
             self._control.close()
             try:
                 self._attach(_BACKOFF)
+                if self._closed.is_set():  # meanwhile
+                    self.index.close()
+                    self._control.close()
                 logger.warning("attached to the node at %s again", self.path)
             except AttachError as error:
                 logger.debug("%s", error)
@@ -127,28 +136,42 @@ class RemoteStore(BaseStore):
         digest = namespace.digest()
         with self._lock:
             space, control, index = self._spaces.get(digest), self._control, self.index
+            # Whoever invalidated it, nothing is ever found or stored under that number again.
+            if space is not None and index.gate(space.above) != self._gates[digest]:
+                space = None
         if space is None:
             geometry = Geometry(namespace.unit_tokens, namespace.groups)
-            groups = m.pack(geometry)
-            answer = control.ask(
-                lambda number: m.Open(
-                    number, digest, namespace.unit_tokens, groups, lasting=not namespace.epoch
-                ),
-                self._patience,
-            )
+            answer = control.ask(lambda number: _opening(number, namespace), self._patience)
             if not isinstance(answer, m.Opened):
                 raise AttachError(f"the node at {self.path} answers {answer!r}")
             index.know(answer.above, max(len(group.shard_bytes) for group in namespace.groups))
             space = Space(answer.above, answer.below, geometry, index)
+            gate = index.gate(space.above)
             with self._lock:
-                if self.index is index:
-                    self._spaces[digest] = space
+                if self.index is index and (gate & 1 or not gate):  # else it was closed in the meantime
+                    self._spaces[digest], self._gates[digest] = space, gate
         return space
 
     def invalidate(self, namespace: Namespace) -> None:
+        """Also while there is no node: the next one is told before anything is asked of it."""
+        digest = namespace.digest()
         with self._lock:
-            self._spaces.pop(namespace.digest(), None)
-        self._control.request(lambda number: m.Invalidate(number, namespace.digest()), _ignore)
+            self._spaces.pop(digest, None)
+            self._withdrawn[digest] = namespace
+            control = self._control
+        self._withdraw(control, namespace)
+
+    def _withdraw(self, control: Control, namespace: Namespace) -> None:
+        digest = namespace.digest()
+
+        def answered(answer: m.Answer | None) -> None:
+            if isinstance(answer, m.Done):
+                with self._lock:
+                    self._withdrawn.pop(digest, None)
+
+        if control.welcome.disk:  # what an earlier node left there is of it, too
+            control.request(lambda number: _opening(number, namespace), _ignore)
+        control.request(lambda number: m.Invalidate(number, digest), answered)
 
     # --- calls, each a miss while there is no node
 
@@ -183,6 +206,7 @@ class RemoteStore(BaseStore):
     # --- wishes, and what placement is told
 
     def hint(self, session: str, **wishes: Any) -> None:
+        Hint(session, **wishes)  # TypeError, as everywhere, for what is no wish
         self._control.tell(m.Hint(session, wishes))
 
     def share(self, namespace: Namespace, *, floor: int = 0, quota: int = 0) -> None:
@@ -202,7 +226,7 @@ class RemoteStore(BaseStore):
     ) -> bool:
         chain = self._told.chain(space, sequence)
         found = looked.engine, looked.memory, looked.disk, looked.miss
-        return self._control.tell(m.Asked(chain, boundary, request, session, found, looked.seconds))
+        return self._control.tell(m.Asked(chain, int(boundary), request, session, found, looked.seconds))
 
     def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:
         chain = self._told.chain(space, sequence)
@@ -299,7 +323,7 @@ class RemoteDisk:
     def copier(self, space: Space, sequence: Sequence) -> Callable[[dict[int, Blocks]], None] | None:
         if space.below is None:
             return None
-        known = sequence.seen_tokens > 0
+        known = bool(sequence.seen_tokens > 0)
         chain = self._told.chain(space, sequence)
 
         def copy(blocks: dict[int, Blocks]) -> None:
@@ -358,6 +382,11 @@ class _RemoteLog:
 
 def _listed(blocks: Seq[int]) -> Seq[int]:
     return blocks if isinstance(blocks, range) else list(blocks)
+
+
+def _opening(number: int, namespace: Namespace) -> m.Open:
+    groups = m.pack(Geometry(namespace.unit_tokens, namespace.groups))
+    return m.Open(number, namespace.digest(), namespace.unit_tokens, groups, lasting=not namespace.epoch)
 
 
 def _miss(sequence: Sequence, asked: dict[str, Any]) -> Match:

@@ -78,8 +78,12 @@ class Node:
     Raises `AttachError`, saying what is in the way, when the socket's directory is not ours alone, or a node is there.
     """
 
-    def __init__(self, store: Store, path: str, elders: Iterable[int] = ()) -> None:
-        """elders: processes that mapped the store's pool for a node before this one."""
+    def __init__(
+        self, store: Store, path: str, elders: Iterable[int] = (), fence_timeout: float | None = None
+    ) -> None:
+        """elders: processes that mapped the store's pool for a node before this one. fence_timeout: seconds after which
+        a process of ours that does not answer a fence is killed; None: never, and what it may write stays quarantined.
+        """
         self.store, self.path = store, path
         self.started = time.time()
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -97,12 +101,17 @@ class Node:
         self.heard = Heard()
         self._closed = threading.Event()
         self.handed_over = threading.Event()
+        self._fence_timeout = fence_timeout
         self._heirs: set[Peer] = set()
         self._elders = Elders(self.door, store.index, elders)
         self._mappers: frozenset[int] | None = None  # as the legacy has them
         self._wake = threading.Event()
         self.draining = False
-        self.control = ControlServer(m.control_path(path), self)
+        try:
+            self.control = ControlServer(m.control_path(path), self)
+        except OSError as error:
+            self.door.close()
+            raise AttachError(f"no node at {path}: {m.control_path(path)}: {error}") from None
         self._thread = threading.Thread(target=self._run, name="kvarter-place", daemon=True)
         self._thread.start()
 
@@ -114,6 +123,7 @@ class Node:
                 self.store.place()
                 self._answer_fetches()
                 self._leave_legacy()
+                self._kill_behind()
             except Exception:  # a worse order of eviction, never a node that is gone
                 logger.exception("the node goes on without what it was placing")
             busy = bool(self._fetches) or self.store.index.victims_wanted > 0
@@ -126,12 +136,22 @@ class Node:
         over = []
         for fetch in fetches:
             peer, attempt, answer = fetch
-            if (taken := attempt()) is not None:
+            try:
+                taken = attempt()
+            except Exception:  # of one fetch: the others are not to wait for it
+                logger.exception("a fetch is given up")
+                taken = _core.Status.Closed, 0
+            if taken is not None:
                 over.append(fetch)
                 peer.send(answer(taken))
         if over:
             with self._lock:
                 self._fetches = [fetch for fetch in self._fetches if fetch not in over]
+
+    def _kill_behind(self) -> None:
+        if self._fence_timeout is not None:
+            for pid in self.door.kill_behind(self._fence_timeout):
+                logger.warning("process %d is killed: it has not answered a fence in time", pid)
 
     def _leave_legacy(self) -> None:
         engines = self.door.engines()
@@ -239,7 +259,10 @@ class Node:
         for group, parts in enumerate(message.below):
             numbers: list[int] = []
             for first, count in parts:
-                numbers.extend(_run_of(space, sequence, (group, first, count)))
+                run = _run_of(space, sequence, (group, first, count))
+                if numbers and run and run.start <= numbers[-1]:
+                    raise ValueError(f"block {run.start} of group {group} after block {numbers[-1]}")
+                numbers.extend(run)
             below.append(numbers)
         blocks = [range(0)] * len(space.geometry.groups)
         for part in message.wanted:
@@ -248,7 +271,7 @@ class Node:
         nbytes = space.geometry.bytes_at(below)
         begun = time.monotonic()
         clock = self.store.index
-        until = _core.SteadyClock().now() + int(min(message.seconds, 3600.0) * 1e9)
+        until = _core.SteadyClock().now() + int(min(max(message.seconds, 0.0), 3600.0) * 1e9)
         ranges = [(group, need.start, len(need)) for group, need in enumerate(blocks) if need]
 
         def keep() -> Lease:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from . import engines, kernels, memory, nodes, pages, settings, ucx, uring
+from . import cuda, engines, kernels, memory, nodes, pages, settings, ucx, uring
 from .finding import Finding, Level
 
 PROBES: tuple[Callable[[], Finding], ...] = (
     settings.settings,
     kernels.hashing,
     kernels.copying,
+    cuda.cuda,
     memory.pool,
     memory.locked,
     memory.numa,

@@ -106,7 +106,19 @@ class KvarterConnector(KVConnectorBase_V1, SupportsHMA):
             engine = str(vllm_config.kv_transfer_config.engine_id)
             place = invited(engine, config.directory, config.node)
             zeroed_first = vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing
-            self._worker = WorkerSide(kv_cache_config, groups, config, parallel.rank, place, zeroed_first)
+            self._worker = WorkerSide(
+                kv_cache_config,
+                groups,
+                config,
+                parallel.rank,
+                place,
+                zeroed_first,
+                sleeps=vllm_config.model_config.enable_sleep_mode,
+            )
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        return False  # nothing is done between layers: whole graphs are right
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -144,8 +144,7 @@ def describe(config: KVCacheConfig) -> str:
 def blocks_of(config: KVCacheConfig, groups: Groups, tensors: dict[str, torch.Tensor]) -> list[_core.Blocks]:
     """Where every group's blocks are in this worker's tensors.
 
-    Raises `GeometryError` when they are not what the scheduler was told, `UnsupportedEngine` for a device that no
-    member of the copy engine reaches.
+    Raises `GeometryError` when they are not what the scheduler was told.
     """
     result = []
     for group, layers in zip(groups.geometry.groups, groups.layers, strict=True):
@@ -155,10 +154,6 @@ def blocks_of(config: KVCacheConfig, groups: Groups, tensors: dict[str, torch.Te
             if tensor is None:
                 raise GeometryError(
                     f"group {group.name!r} has layer {layer!r}, and the engine registered no such tensor"
-                )
-            if tensor.device.type != "cpu":
-                raise UnsupportedEngine(
-                    f"layer {layer!r} is on {tensor.device}; this version copies host memory only"
                 )
             regions += _regions(group_kernel_blocks(tensor, config.num_blocks))
         blocks = _core.Blocks(regions, config.num_blocks)

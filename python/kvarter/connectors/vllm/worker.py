@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from ... import _core
 from ...config import Config
 from ...errors import AttachError
 from ...node import Attachment, Invitation
+from .device import before_sleep, compute_stream, device_of, make_copy_engine
 from .layout import Groups, blocks_of
 from .messages import Loaded, Part, Shards, StepMetadata, Stored, StoreJob, WorkerReport
 
@@ -28,17 +30,6 @@ logger = logging.getLogger("kvarter.vllm")
 _RETRY_SECONDS = 0.02
 _PATIENCE = 30.0  # an engine takes a while from its workers to its scheduler
 _Key = TypeVar("_Key", int, str)
-
-
-def make_copy_engine(config: Config) -> _core.CopyEngine:
-    """The member of the copy seam that the settings name."""
-    host = _core.HostCopyEngine(config.copy_threads)
-    if config.copy_member == "host":
-        return host
-    faults = config.faults
-    return _core.FaultyCopyEngine(
-        host, delay=faults.delay, fail_every=faults.fail_every, flip_every=faults.flip_every
-    )
 
 
 class _Running(NamedTuple):
@@ -62,10 +53,15 @@ class WorkerSide:
         rank: int,
         invited: Invitation,
         told_too_late: bool,
+        sleeps: bool = False,
     ) -> None:
-        """told_too_late: the engine zeroes fresh blocks, or copies into them, before it calls `before_reuse`."""
+        """told_too_late: the engine zeroes fresh blocks, or copies into them, before it calls `before_reuse`.
+        sleeps: it may unmap its memory and map it again."""
         self._kv_config, self._groups, self._config, self._rank = kv_config, groups, config, rank
-        self._engine = make_copy_engine(config)
+        self._engine: _core.CopyEngine = _core.HostCopyEngine()  # until the tensors say where they are
+        self._stream: Callable[[], int] = lambda: 0
+        self._registered = False
+        self._attaching = threading.Thread(target=self._attach, name="kvarter-attach", daemon=True)
         self._blocks: list[_core.Blocks] = []
         self._attachment: Attachment | None = None
         self._invited, self._closed = invited, threading.Event()
@@ -77,7 +73,7 @@ class WorkerSide:
         self._failed: set[str] = set()  # of these, whose failure is still to be told
         self._torn: set[int] = set()  # stores whose source was given away before they are known to have ended
         self._report = WorkerReport()
-        self._told_too_late = told_too_late
+        self._told_too_late, self._sleeps = told_too_late, sleeps
 
     def shards(self) -> Shards:
         """What the scheduler cannot know: with pipeline parallelism each stage has layers of its own."""
@@ -85,9 +81,20 @@ class WorkerSide:
         return Shards(tuple(group.shard_bytes[group.shard_of(self._rank)] for group in groups))
 
     def register(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Raises where the tensors are not what the scheduler plans with."""
+        """Raises where the tensors are not what the scheduler plans with, or on a device that nothing reaches.
+
+        Called again, it takes the tensors' new addresses: no copy from or to the old ones may be under way.
+        """
         self._blocks = blocks_of(self._kv_config, self._groups, tensors)
-        threading.Thread(target=self._attach, name="kvarter-attach", daemon=True).start()
+        if self._registered:
+            return
+        self._registered = True
+        device = device_of(tensors[layer] for layers in self._groups.layers for layer in layers)
+        self._engine = make_copy_engine(self._config, device)
+        self._stream = compute_stream(device)
+        if self._sleeps and device.type == "cuda":
+            before_sleep(self.settle)
+        self._attaching.start()
 
     def before_reuse(self, meta: StepMetadata) -> None:
         """Called before anything of this step is overwritten: what is about to be must have been copied."""
@@ -102,7 +109,9 @@ class WorkerSide:
         start = time.monotonic()
         for job in meta.flush & self._stores.keys():
             left = max(self._config.flush_seconds - (time.monotonic() - start), 0.0)
-            if not all(self._engine.wait(ticket, left) for ticket in self._stores[job].tickets):
+            if not all(
+                self._engine.order(ticket, self._stream(), left) for ticket in self._stores[job].tickets
+            ):
                 self._torn.add(job)
                 logger.error("a copy took more than %.1f s and is given up", self._config.flush_seconds)
         self._report.stall_seconds += time.monotonic() - start
@@ -132,6 +141,7 @@ class WorkerSide:
         attachment = self._attachment
         if attachment is None or attachment.pool != pool:  # slots of another pool: its node is gone
             return _Running(parts, (), (), None)
+        stream = self._stream()
         for part in parts:
             slots = np.ascontiguousarray(
                 part.slots[:, self._groups.geometry.groups[part.group].shard_of(self._rank)]
@@ -140,7 +150,9 @@ class WorkerSide:
             addresses = attachment.addresses(slots)
             blocks = self._blocks[part.group]
             tickets.append(
-                self._engine.submit(direction, blocks, part.engine_blocks, addresses, checksums, epoch)
+                self._engine.submit(
+                    direction, blocks, part.engine_blocks, addresses, checksums, epoch, compute=stream
+                )
             )
             own.append(slots)
         return _Running(parts, tuple(tickets), tuple(own), attachment)
@@ -217,6 +229,17 @@ class WorkerSide:
             key for key, job in running.items() if all(self._engine.poll(ticket) for ticket in job.tickets)
         ]
 
+    def settle(self) -> None:
+        """Waits until no copy is under way, at most as long as for a flush."""
+        start = time.monotonic()
+        for running in [*self._stores.values(), *self._loads.values()]:
+            left = max(self._config.flush_seconds - (time.monotonic() - start), 0.0)
+            if not all(self._engine.wait(ticket, left) for ticket in running.tickets):
+                logger.error(
+                    "a copy took more than %.1f s and is under way still", self._config.flush_seconds
+                )
+                return
+
     def _attach(self) -> None:
         """On a thread of its own: the scheduler makes its node only after the workers are there, and the first
         request should find every rank attached, since recurrent states are offered just once. A node that serves the
@@ -227,7 +250,13 @@ class WorkerSide:
                 begun, told = time.monotonic(), False
                 continue
             try:
-                self._attachment = Attachment(self._invited, self._rank, self._engine)
+                attachment = Attachment(self._invited, self._rank, self._engine)
+                for refused in attachment.prepare(self._engine):
+                    logger.warning(
+                        "copies of this rank %d are slower than they could be: %s", self._rank, refused
+                    )
+                logger.info("rank %d copies by %s: %s", self._rank, self._engine.name, self._engine.account())
+                self._attachment = attachment
             except AttachError as error:
                 if not told and time.monotonic() - begun > _PATIENCE:
                     told = True
@@ -235,5 +264,7 @@ class WorkerSide:
 
     def close(self) -> None:
         self._closed.set()
+        if self._registered:
+            self._attaching.join(_PATIENCE)
         if self._attachment is not None:
             self._attachment.close()
