@@ -235,6 +235,17 @@ void register_embedded(py::module_& m) {
           },
           "(owner, name, ranks, attached, whether its session stands, process ids) of each engine.")
       .def(
+          "latencies",
+          [](EmbeddedNode& node) {
+            py::dict d;
+            for (const auto& [verb, counts] : node.latencies())
+              d[verb.c_str()] = py::make_tuple(counts.buckets, counts.nanoseconds);
+            return d;
+          },
+          "By verb: ([calls that took less than 2^b ns and no less than half of that, for each b], "
+          "nanoseconds "
+          "of all).")
+      .def(
           "fence",
           [](EmbeddedNode& node, std::uint32_t owner, std::uint64_t epoch) {
             node.server().fence(owner, epoch);

@@ -58,7 +58,7 @@ void NodeServer::Impl::introduce(std::uint64_t id, Connection& connection, const
     return drop(id);
   }
   try {
-    if (hello.protocol == wire::kProtocol && (hello.rank & wire::kSession))
+    if (hello.protocol >= wire::kFirstWithSessions && (hello.rank & wire::kSession))
       return begin_session(id, connection, hello, size);
     const std::uint64_t mapper = admit(id, connection, hello, size);
     if (mapper == 0 || !grant(connection, roster_.find(mapper)->owner, exported_)) return drop(id);

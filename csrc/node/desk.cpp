@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 #include <type_traits>
 #include <vector>
@@ -103,8 +104,18 @@ void complete(Index& index, Owner owner, const wire::Call& call, std::span<const
 
 }  // namespace
 
+const char* name(wire::Verb verb) noexcept {
+  static constexpr const char* kNames[] = {"none",          "look",           "leading",       "last_run",
+                                           "contains",      "lease",          "slots",         "release",
+                                           "drop_corrupt",  "reserve",        "complete",      "abort",
+                                           "below_leading", "below_last_run", "below_contains"};
+  static_assert(std::size(kNames) == wire::kVerbs);
+  return kNames[verb];
+}
+
 bool serve(Index& index, const DiskLog* log, Owner owner, const wire::Call& call,
-           std::span<const std::byte> inbox, std::span<std::byte> outbox, wire::Reply& reply) noexcept {
+           std::span<const std::byte> inbox, std::span<std::byte> outbox, wire::Reply& reply,
+           Latencies& latencies) noexcept {
   const std::uint64_t now = index.clock().now();
   const std::uint64_t deadline = now + std::min(call.deadline, ~std::uint64_t{0} - now);
   reply.status = static_cast<std::uint32_t>(Status::kOk);
@@ -180,6 +191,7 @@ bool serve(Index& index, const DiskLog* log, Owner owner, const wire::Call& call
   reply.epoch = index.epoch(owner);
   reply.version = index.version();
   reply.below = log == nullptr ? 0 : log->version();
+  latencies[call.verb].record(index.clock().now() - now);
   return true;
 }
 

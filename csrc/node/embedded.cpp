@@ -34,8 +34,9 @@ class EmbeddedNode::IndexListener final : public Listener {
   bool serves() const override { return serves_; }
   bool on_call(std::uint32_t owner, const wire::Call& call, std::span<const std::byte> inbox,
                std::span<std::byte> outbox, wire::Reply& reply) override {
-    return node::serve(index_, log_.get(), owner, call, inbox, outbox, reply);
+    return node::serve(index_, log_.get(), owner, call, inbox, outbox, reply, latencies_);
   }
+  const node::Latencies& latencies() const { return latencies_; }
   void on_tick() override {
     NodeServer* server = server_.load(std::memory_order_acquire);
     if (!server) return;  // the first ticks may come before the constructor has returned
@@ -52,6 +53,7 @@ class EmbeddedNode::IndexListener final : public Listener {
   const bool serves_;
   std::shared_ptr<const DiskLog> log_;
   std::atomic<NodeServer*> server_{nullptr};
+  node::Latencies latencies_;  // the server's thread writes them
   std::mutex mutex_;
   std::map<std::uint32_t, std::uint64_t> fenced_;
 };
@@ -63,6 +65,13 @@ EmbeddedNode::EmbeddedNode(Index& index, std::span<const Exported> exported, std
       server_(std::make_unique<NodeServer>(std::move(path), exported, kLayoutVersion, listener_, tick_ms,
                                            last_owner)) {
   listener_->serve(server_.get());
+}
+
+std::vector<std::pair<std::string, Histogram::Counts>> EmbeddedNode::latencies() const {
+  std::vector<std::pair<std::string, Histogram::Counts>> all;
+  for (std::uint32_t verb = 1; verb < wire::kVerbs; ++verb)
+    all.emplace_back(node::name(static_cast<wire::Verb>(verb)), listener_->latencies()[verb].read());
+  return all;
 }
 
 std::optional<std::uint64_t> EmbeddedNode::fenced(std::uint32_t owner) const {

@@ -9,6 +9,7 @@ static_assert(std::endian::native == std::endian::little, "the structs below are
 
 inline constexpr std::uint32_t kMagic = 0x5452564b;  // "KVRT"
 inline constexpr std::uint32_t kProtocol = 2;
+inline constexpr std::uint32_t kFirstWithSessions = 2;
 inline constexpr std::uint32_t kNameBytes = 108;
 inline constexpr std::uint32_t kTextBytes = 488;
 inline constexpr std::uint32_t kDescriptorsPerGrant = 32;
@@ -59,6 +60,7 @@ enum Verb : std::uint32_t {  // numbers keep their meaning for ever
   kBelowLastRun = 13,
   kBelowContains = 14,
 };
+inline constexpr std::uint32_t kVerbs = 15;  // numbers below
 
 struct Call {  // client to node, on a session; PROTOCOL.md says which verb reads which fields
   std::uint32_t verb = 0, number = 0, ns = 0, group = 0;

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from . import _core
 from .finding import AnyIndex, Found, Space, runs
 from .keys import Namespace
-from .matching import Below, Matcher, in_memory
+from .matching import NOTHING, Below, Looked, Matcher, in_memory, looked_up
 from .policy import LoadPolicy
 from .sequence import Sequence
 from .transfers import Match, Reservation, Ticket
@@ -76,9 +77,11 @@ class BaseStore(ABC):
         if request is not None:
             self.drop_hold(request)
         limit = sequence.num_tokens - 1 if limit is None else limit
+        begun = perf_counter()
         match, here = self._matcher.match(space, sequence, limit, have_tokens)
+        looked = looked_up(space, match, limit, perf_counter() - begun)
         sequence.seen_tokens = max(match.tokens, have_tokens)
-        self.asked(space, sequence, here, request, session)
+        self.asked(space, sequence, here, request, session, looked)
         if match and request is not None:
             self._hold(space, match, request, owner)
         return match
@@ -209,9 +212,16 @@ class BaseStore(ABC):
 
     @abstractmethod
     def asked(
-        self, space: Space, sequence: Sequence, boundary: int, request: str | None, session: str | None
-    ) -> None:
-        """A request for this sequence came, whose first `boundary` tokens are here. Said by `match`."""
+        self,
+        space: Space,
+        sequence: Sequence,
+        boundary: int,
+        request: str | None,
+        session: str | None,
+        looked: Looked = NOTHING,
+    ) -> bool:
+        """A request for this sequence came, whose first `boundary` tokens are here. Said by `match`, which may look
+        more than once for a request; False where that is known not to be the first time."""
 
     @abstractmethod
     def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:

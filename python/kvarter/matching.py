@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from . import _core
 from .finding import Found, Log, Space, runs
@@ -15,6 +15,30 @@ from .transfers import Blocks, Match
 
 Range = tuple[int, int, int]  # group, first block, blocks
 Lease = tuple[_core.Status, int]
+
+
+class Looked(NamedTuple):
+    """What a look-up found, in hash units: had by the engine, in memory, on disk, and nowhere or not worth loading.
+    Their sum is what was asked for."""
+
+    engine: int
+    memory: int
+    disk: int
+    miss: int
+    seconds: float
+
+
+NOTHING = Looked(0, 0, 0, 0, 0.0)
+
+
+def looked_up(space: Space, match: Match, limit: int, seconds: float) -> Looked:
+    """What became of the first `limit` tokens, as far as the sequence has whole units of them."""
+    unit = space.geometry.unit_tokens
+    asked = int(min(limit // unit, match.sequence.units))
+    engine = int(min(match.have_tokens // unit, asked))
+    end = int(max(match.tokens // unit, engine))
+    disk = int(min(match.disk_tokens // unit, end - engine))
+    return Looked(engine, end - engine - disk, disk, asked - end, seconds)
 
 
 class Below(Protocol):

@@ -10,7 +10,7 @@ from .errors import AuditError, CapacityError, ConfigError
 from .finding import Space
 from .geometry import Geometry
 from .keys import Namespace
-from .matching import Matcher
+from .matching import NOTHING, Looked, Matcher
 from .policy import DEFAULT, AlwaysLoad, LoadPolicy, Measured, named
 from .policy.placement import Placement
 from .sequence import Sequence
@@ -132,9 +132,15 @@ class Store(BaseStore):
         self.index.set_share(self._space(namespace).above, floor, quota)
 
     def asked(
-        self, space: Space, sequence: Sequence, boundary: int, request: str | None, session: str | None
-    ) -> None:
-        self._wishes.asked(space, sequence, boundary, request, session)
+        self,
+        space: Space,
+        sequence: Sequence,
+        boundary: int,
+        request: str | None,
+        session: str | None,
+        looked: Looked = NOTHING,
+    ) -> bool:
+        return self._wishes.asked(space, sequence, boundary, request, session)
 
     def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:
         self._placement.stored(sequence, sequence.chain(space.above), space.geometry, group, run)
@@ -155,6 +161,8 @@ class Store(BaseStore):
             "hints": len(self._wishes),
             "policy_bytes": self._placement.policy.state_bytes,
             "policy_passes": self._placement.passes,
+            "policy_asked_units": self._placement.policy.asked_units,
+            "policy_known_units": self._placement.policy.known_units,
         }
 
     def ledger(self) -> dict[str, int]:

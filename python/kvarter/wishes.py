@@ -71,12 +71,12 @@ class Wishes:
 
     def asked(
         self, space: Space, sequence: Sequence, boundary: int, request: str | None, session: str | None
-    ) -> None:
-        """Tells the policy of a request, once."""
+    ) -> bool:
+        """Tells the policy of a request, once; False when it knows."""
         if request is not None:
             name = hash(request)
             if self._asked[name % _ASKED] == name:
-                return
+                return False
             self._asked[name % _ASKED] = name
         hint = NO_HINT
         if session is not None:
@@ -88,3 +88,4 @@ class Wishes:
                 hint = self._hints[session].code(self._seconds())
         units = boundary // space.geometry.unit_tokens
         self._placement.asked(sequence, sequence.chain(space.above), space.geometry, units, hint)
+        return True

@@ -6,9 +6,13 @@
 #include <atomic>
 #include <memory>
 #include <optional>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "kvarter/copy.h"
 #include "kvarter/disk.h"
+#include "kvarter/histogram.h"
 #include "kvarter/index.h"
 #include "kvarter/node.h"
 
@@ -30,6 +34,9 @@ class EmbeddedNode {
   EmbeddedNode& operator=(const EmbeddedNode&) = delete;
 
   NodeServer& server() { return *server_; }
+  // How long sessions' calls took at the index, by verb, since start: those that were answered, without the
+  // way through the socket. Any thread.
+  std::vector<std::pair<std::string, Histogram::Counts>> latencies() const;
   // The highest epoch up to which all fences of an owner have ended; nothing before the first.
   std::optional<std::uint64_t> fenced(std::uint32_t owner) const;
   // Ends the server, and lets go of the log. Idempotent.

@@ -11,10 +11,13 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from kvarter import __version__
 from kvarter.cli import config, disk
 from kvarter.cli.doctor import doctor
+from kvarter.cli.node import audit, drain, invalidate, status
+from kvarter.cli.operate import dashboard, unit
 from kvarter.cli.output import AsJson, fail
 from kvarter.cli.plan import plan
 from kvarter.cli.replay import replay
 from kvarter.cli.serve import serve
+from kvarter.cli.top import top
 from kvarter.cli.vllm_args import vllm_args
 from kvarter.demo import run
 from kvarter.demo.models import DEMONSTRATED, MODELS
@@ -33,6 +36,8 @@ app.command()(replay)
 app.command()(plan)
 app.command()(vllm_args)
 app.command()(serve)
+for command in (status, top, audit, drain, invalidate, dashboard, unit):
+    app.command()(command)
 _stderr = Console(stderr=True)
 
 _STEPS = {

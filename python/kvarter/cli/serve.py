@@ -18,10 +18,12 @@ from kvarter.node import Node, systemd
 from kvarter.node import messages as m
 from kvarter.node.adopt import find
 from kvarter.node.control import Control
+from kvarter.node.http import MetricsServer, address
 from kvarter.store import Store
 
 logger = logging.getLogger("kvarter.node")
 _HAND_OVER_SECONDS = 120.0
+_PORT_SECONDS = 10.0  # until the node before has left the port of its metrics
 
 
 def default_socket() -> str:
@@ -40,6 +42,10 @@ def serve(
         Path | None, typer.Option(help="Where engines attach, in an owner-only directory.")
     ] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML or YAML file of the same settings.")] = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="/metrics and /healthz; a PORT alone is on loopback."),
+    ] = None,
     fence_timeout: Annotated[
         float | None,
         typer.Option(
@@ -60,19 +66,37 @@ def serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
     try:
+        web = None if metrics is None else address(metrics)
         node = start(
             settings(dram, disk, config), str(socket or default_socket()), fence_timeout, takeover=takeover
         )
     except (KvarterError, ValueError, OSError) as error:
         fail(str(error), status=2)
     logger.info("%r is served at unix://%s", node.store, node.path)
+    pages = None if web is None else _pages(node, web, takeover)
     systemd.store([fd for fd, _, kind, _ in node.store.exports() if kind < 2])
     systemd.notify("READY=1")
     while not stop.wait(0.1) and not node.handed_over.is_set():
         pass
     systemd.notify("STOPPING=1")
+    if pages is not None:
+        pages.close()
     logger.info("ending: what is queued for disk is written first")
     node.close()
+
+
+def _pages(node: Node, where: tuple[str, int], takeover: bool) -> MetricsServer | None:
+    """What `--metrics` asks for. Ends the process when it cannot be had, but not one that has taken over a pool."""
+    try:
+        pages = MetricsServer(node.status, *where, patience=_PORT_SECONDS if takeover else 0.0)
+        logger.info("metrics are at port %d", pages.port)
+        return pages
+    except KvarterError as error:
+        if not takeover:
+            node.close()
+            fail(str(error), status=2)
+        logger.error("%s", error)
+        return None
 
 
 def settings(dram: str | None, disk: str | None, config: Path | None) -> Config:

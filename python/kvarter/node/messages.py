@@ -80,10 +80,14 @@ class Chain(Message, frozen=True):
 
 
 class Asked(Message, frozen=True):
+    """A look-up: `found` as `matching.Looked` has it, units and then `seconds`."""
+
     chain: int
     boundary: int
     request: str | None
     session: str | None
+    found: tuple[int, int, int, int] = (0, 0, 0, 0)
+    seconds: float = 0.0
 
 
 class Stored(Message, frozen=True):

@@ -21,7 +21,7 @@ from ..errors import AttachError, AuditError
 from ..finding import AnyIndex, Space, runs
 from ..geometry import Geometry
 from ..keys import Namespace
-from ..matching import Lease, Matcher, Range, in_memory
+from ..matching import NOTHING, Lease, Looked, Matcher, Range, in_memory
 from ..policy import AlwaysLoad, LoadPolicy, Measured
 from ..sequence import Sequence
 from ..transfers import Blocks, Match, Reservation, Ticket
@@ -230,10 +230,17 @@ class RemoteStore(BaseStore):
         )
 
     def asked(
-        self, space: Space, sequence: Sequence, boundary: int, request: str | None, session: str | None
-    ) -> None:
+        self,
+        space: Space,
+        sequence: Sequence,
+        boundary: int,
+        request: str | None,
+        session: str | None,
+        looked: Looked = NOTHING,
+    ) -> bool:
         chain = self._told.chain(space, sequence)
-        self._control.tell(m.Asked(chain, int(boundary), request, session))
+        found = looked.engine, looked.memory, looked.disk, looked.miss
+        return self._control.tell(m.Asked(chain, int(boundary), request, session, found, looked.seconds))
 
     def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:
         chain = self._told.chain(space, sequence)

@@ -32,6 +32,7 @@ from . import adopt
 from . import messages as m
 from .attach import TICK_MS
 from .control import ControlServer, Peer
+from .heard import Heard
 
 logger = logging.getLogger("kvarter.node")
 _IDLE_SECONDS, _BUSY_SECONDS = 0.02, 0.001  # between the ticks of this thread
@@ -97,6 +98,7 @@ class Node:
         self._chains: dict[Peer, _Chains] = {}
         self._fetches: list[tuple[Peer, Callable[[], Lease | None], Callable[[Lease], m.Fetched]]] = []
         self._lock = threading.Lock()
+        self.heard = Heard()
         self._closed = threading.Event()
         self.handed_over = threading.Event()
         self._fence_timeout = fence_timeout
@@ -183,7 +185,9 @@ class Node:
             case m.Asked():
                 space, sequence = self._of(peer)[message.chain]
                 boundary = min(message.boundary, sequence.units * space.geometry.unit_tokens)
-                self.store.asked(space, sequence, boundary, message.request, message.session)
+                first = self.store.asked(space, sequence, boundary, message.request, message.session)
+                with self._lock:
+                    self.heard.asked(message, sequence.units, first)
                 self._wake.set()
             case m.Stored():
                 space, sequence = self._of(peer)[message.chain]
@@ -277,7 +281,9 @@ class Node:
 
         def answer(taken: Lease) -> m.Fetched:
             came = nbytes if taken[0] == _core.Status.Ok else 0
-            return m.Fetched(message.number, taken[0], came, time.monotonic() - begun, disk.queued_reads)
+            seconds = time.monotonic() - begun
+            self.heard.fetch.record(seconds)  # by this thread alone
+            return m.Fetched(message.number, taken[0], came, seconds, disk.queued_reads)
 
         attempt = disk.fetch(space, match, until, keep)
         with self._lock:
@@ -293,8 +299,8 @@ class Node:
     # --- looking in
 
     def status(self) -> dict[str, Any]:
-        """Ledgers, namespaces, engines and counters, as they are now."""
-        store = self.store
+        """Ledgers, namespaces, engines, counters and latencies, as they are now. Any thread."""
+        store, disk = self.store, self.store.disk  # which is gone once it is handed over
         report: dict[str, Any] = {
             "pid": os.getpid(),
             "path": self.path,
@@ -309,9 +315,14 @@ class Node:
                 for o, n, r, a, s, p in self.door.engines()
             ],
         }
-        if store.disk is not None:
-            report["disk"] = {**store.disk.log.ledger(), "device": store.disk.log.device}
-            report["disk_counters"] = store.disk.stats()
+        with self._lock:
+            report["found_units"] = dict(self.heard.units)
+            report["match"] = self.heard.match.counts()
+        report["fetch"] = self.heard.fetch.counts()
+        report["calls"] = self.door.latencies()
+        if disk is not None:
+            report["disk"] = {**disk.log.ledger(), "device": disk.log.device}
+            report["disk_counters"] = disk.stats()
         return report
 
     def _namespaces(self) -> list[dict[str, Any]]:

@@ -55,6 +55,11 @@ class Policy:
     rates: ClassVar[bool] = False
     """Whether scores are uses a second, above 0: a live store then weighs them by what a use saves, for each byte."""
 
+    asked_units = 0
+    """Blocks of the requests that were observed, of a policy that remembers those that are gone."""
+    known_units = 0
+    """Of these, what had been asked for before: what a cache without end would have had."""
+
     def __init__(self, capacity: int) -> None:
         self.capacity = max(capacity, 1)
 

@@ -59,9 +59,12 @@ class Hazard(Policy):
         if not len(keys):
             return None
         chosen, stands = self._thinning.of(len(keys))
+        self.asked_units += len(keys)
+        here = resident
         keys = keys[chosen]
         resident = int(np.searchsorted(chosen, resident))
         seen = self._history.look(keys)
+        self.known_units += max(int(chosen[seen.prefix - 1]) + 1 if seen.prefix else 0, here)
         self._learn(seen.at, seen.known, now)
         known = max(seen.prefix, resident)
         flags = int(seen.flags[seen.prefix - 1]) if seen.prefix else 0

@@ -35,6 +35,8 @@ class Wild(Policy):
         if not len(keys):
             return None
         seen = self._history.look(keys)
+        self.asked_units += len(keys)
+        self.known_units += max(seen.prefix, resident)
         again = seen.klass[seen.known]
         np.add.at(self._used, again, 1.0)
         np.add.at(self._waited, again, np.maximum(now - seen.when[seen.known], 0.0))
