@@ -17,6 +17,7 @@ constexpr Owner kMine = 1, kOthers = 2;
 struct Desk : World {
   std::vector<std::byte> inbox, outbox;
   wire::Reply reply{};
+  Latencies latencies{};
 
   explicit Desk(std::vector<GroupShape> groups = {{1, 1, true, {4096, 4096}}}, std::size_t room = 1 << 16)
       : World(2 << 20, std::move(groups)), inbox(room), outbox(room) {}
@@ -28,7 +29,7 @@ struct Desk : World {
   }
   bool ask(const wire::Call& call, Owner owner = kMine) {
     reply = {};
-    return node::serve(index, nullptr, owner, call, inbox, outbox, reply);
+    return node::serve(index, nullptr, owner, call, inbox, outbox, reply, latencies);
   }
   Status status() const { return static_cast<Status>(reply.status); }
 
