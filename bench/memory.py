@@ -66,7 +66,13 @@ class EngineMemory:
 def mapped(exports: list[tuple[int, int, int, int]]) -> _core.Mapping:
     """The pool as a worker sees it, with every payload page present in this process."""
     mapping = _core.Mapping(exports)
-    for _, _, kind, arena in exports:
-        if kind == 0:
-            mapping.payload(arena)[:: mmap.PAGESIZE] = 1
+    touch(mapping)
     return mapping
+
+
+def touch(mapping: _core.Mapping) -> None:
+    """Has every payload page present in this process. REQUIRES: nothing is stored yet."""
+    arena = 0
+    while (payload := mapping.payload(arena)).size:
+        payload[:: mmap.PAGESIZE] = 1
+        arena += 1

@@ -25,6 +25,15 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             terminalreporter.write_line(name)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--soak-seconds",
+        type=float,
+        default=float(os.environ.get("KVARTER_SOAK_SECONDS", 20)),
+        help="how long engines come, work, stop and die at one node (default 20, or KVARTER_SOAK_SECONDS)",
+    )
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")

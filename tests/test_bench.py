@@ -74,3 +74,13 @@ def test_without_a_device_nothing_is_measured_and_that_is_said(monkeypatch):
     ran = bench("gpu", "--quick")
     assert ran.returncode == 0, ran.stdout + ran.stderr
     assert "gpu: nothing was measured: no CUDA driver: /nowhere/libcuda.so.1" in ran.stdout
+
+
+def test_a_nodes_pool_is_measured_beside_an_embedded_one_and_every_byte_is_right(tmp_path: Path):
+    path = tmp_path / "rows.json"
+    ran = bench("node", "--quick", "--check", "--json", path)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "checked: 0 findings" in ran.stdout
+    rows = [row["case"] for row in json.loads(path.read_text())["rows"]]
+    for word in ("round trip, p99", "round trip of 16 clients", "match and hold", "put", "get"):
+        assert any(case.startswith(word) for case in rows)

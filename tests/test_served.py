@@ -308,6 +308,19 @@ def test_what_a_session_was_writing_when_it_gave_its_node_up_comes_back(host: Ho
     host.node.holds(reserved=0, quarantined=0)
 
 
+def test_a_pin_of_an_earlier_session_cannot_be_taken_off_and_costs_the_next_one_nothing(host: Host) -> None:
+    client = host.client("a", patience=0.5)
+    client.put(client.tokens(1, 4), {0: range(4)})
+    pin = client.store.pin(client.tokens(1, 4), 600.0)
+    host.node.stop()
+    client.store.load(client.store.match(client.tokens(1, 4)), 600)
+    host.node.go_on()
+    client.came_back(1)
+    assert pin is not None and not client.store.unpin(pin)
+    assert client.store.connected and client.store.match(client.tokens(1, 4))
+    assert host.node.status()["door"]["violations"] == 0
+
+
 def test_a_store_is_refused_where_there_is_no_node_with_how_to_start_one(tmp_path: Path) -> None:
     with pytest.raises(AttachError, match="no session with the node at"):
         RemoteStore(str(tmp_path / "node.sock"), "a", timeout=1.0)

@@ -44,7 +44,7 @@ if what in ("reservation", "gather"):
     if what == "gather":
         copy = copier.submit("gather", blocks, ids, worker.addresses(slots), None, reservation.epoch(store.owner))
 else:
-    match = store.match(sequence, request="r")
+    match = store.match(sequence, request=None if what == "pin" else "r")
     assert match.tokens == 4 * COUNT
     if what == "scatter":
         ticket = store.load(match, float(deadline), request="r")
@@ -174,11 +174,12 @@ def test_an_engine_killed_while_it_reads_gives_its_leases_and_holds_back(host: H
     host.whole(written)
 
 
-def test_pins_of_a_dead_engine_end_with_it(host: Host) -> None:
+def test_a_pin_is_a_users_wish_and_outlives_its_engine_until_its_time_is_over(host: Host) -> None:
     host.stored()
-    engine = host.engine("pin")
-    assert host.node.ledger()["pinned"] == COUNT * BLOCK
+    engine = host.engine("pin", deadline=4.0)
     engine.kill()
+    until(lambda: "engine" not in host.node.engines(), "forgotten")
+    assert host.node.ledger()["pinned"] == COUNT * BLOCK
     host.node.holds(pinned=0, resident=COUNT * BLOCK)
 
 
@@ -264,14 +265,12 @@ def test_a_reader_stopped_past_its_deadline_leases_nothing_any_more(host: Host) 
 # -- who is who
 
 
-@pytest.fixture
-def apart(host: Host) -> list[str]:
-    """The command that runs an engine where it sees no process of the node's, nor the node any of its by its number."""
-    return ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+# Runs a command where it sees no process of ours, and nobody outside of it sees its own by the same number.
+APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
-def test_a_node_sees_the_death_of_an_engine_in_another_pid_namespace(host: Host, apart: list[str]) -> None:
-    outer = host.engine("gather", delay=600.0, within=apart)
+def test_a_node_sees_the_death_of_an_engine_in_another_pid_namespace(host: Host) -> None:
+    outer = host.engine("gather", delay=600.0, within=APART)
     assert host.node.ledger()["reserved"] == COUNT * BLOCK
     assert host.node.engines()["engine"]["attached"] == 2
     outer.kill()  # and with it, by --kill-child, the engine
@@ -280,8 +279,7 @@ def test_a_node_sees_the_death_of_an_engine_in_another_pid_namespace(host: Host,
 
 
 def test_an_engine_sees_the_death_of_a_node_in_another_pid_namespace(tmp_path: Path) -> None:
-    command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable]
-    node = ServedNode(tmp_path, within=command)
+    node = ServedNode(tmp_path, within=APART)
     client = Client(node, "a", full(BLOCK))
     written = client.put(client.tokens(1, 4), {0: range(4)})
     assert client.get(client.store.match(client.tokens(1, 4))) == written
@@ -291,14 +289,12 @@ def test_an_engine_sees_the_death_of_a_node_in_another_pid_namespace(tmp_path: P
     client.close()
 
 
-def test_a_mapper_that_the_node_sees_as_process_0_may_not_be_mistaken_for_another(
-    host: Host, apart: list[str]
-) -> None:
+def test_a_mapper_that_the_node_sees_as_process_0_may_not_be_mistaken_for_another(host: Host) -> None:
     engine = host.process(sys.executable, "-c", SCHEDULER, str(Path(__file__).parent), host.node.path)
     says(engine, "open")
-    first = host.process(*apart, sys.executable, "-c", WORKER, host.node.path, "engine", "0")
+    first = host.process(*APART, sys.executable, "-c", WORKER, host.node.path, "engine", "0")
     says(first, "attached")
-    second = host.process(*apart, sys.executable, "-c", REFUSED, host.node.path, "engine", "0")
+    second = host.process(*APART, sys.executable, "-c", REFUSED, host.node.path, "engine", "0")
     assert second.stdout is not None
     assert "which is alive" in second.stdout.readline()
     first.kill()

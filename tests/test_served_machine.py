@@ -288,6 +288,9 @@ class ServedMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def unpin(self, data: st.DataObject) -> None:
         who, pin = data.draw(st.sampled_from(sorted(self.pins)))
+        self.unpin_one(who, pin)
+
+    def unpin_one(self, who: str, pin: int) -> None:
         del self.pins[who, pin]
         assert self.stores[who].unpin(pin)
 
@@ -299,7 +302,8 @@ class ServedMachine(RuleBasedStateMachine):
         self.give_up([writer for writer in self.writers if writer.who == who])
         self.readers = [reader for reader in self.readers if reader.who != who]
         self.holds = {held: hold for held, hold in self.holds.items() if held[0] != who}
-        self.pins = {pinned: pin for pinned, pin in self.pins.items() if pinned[0] != who}
+        for _, pin in [pinned for pinned in self.pins if pinned[0] == who]:  # pins would stay
+            self.unpin_one(who, pin)
         owner = self.stores[who].owner
         self.stores[who].close()
         self.stores[who] = self.session(who)
@@ -336,8 +340,8 @@ class ServedMachine(RuleBasedStateMachine):
         for reader in self.readers:
             assert self.eye.read(reader.ticket) == reader.expected
             assert reader.ticket.finish(_core.Outcome.Loaded)
-        for (who, pin), _ in self.pins.items():
-            self.stores[who].unpin(pin)
+        for who, pin in list(self.pins):
+            self.unpin_one(who, pin)
         self.stores["a"].invalidate(self.namespace)
         self.stores["a"].open(self.namespace)
         for store in (*self.stores.values(), self.eye):

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from kvarter import _core
+from kvarter.base_store import BaseStore
 from kvarter.geometry import CacheGroup, Full
 from kvarter.keys import Namespace
 from kvarter.sequence import Sequence
@@ -28,8 +29,7 @@ class Cache:
     def __init__(self, run: Run, block: int, segment: int, batch: int, dram: int) -> None:
         self.run, self.block, self.batch = run, block, batch
         self.engine = EngineMemory.of(block, segment, 2 * batch)
-        self.store = Store(dram, max_blocks=dram // block + 64)
-        self.mapping = mapped(self.store.exports())
+        self.store, self.mapping = self.open(dram, dram // block + 64)
         self.scratch = _core.Pool(dram, dram, True)  # where our own copy gathers to: the same pages
         self.scratch_mapping = mapped([(fd, size, 0, n) for n, (fd, size) in enumerate(self.scratch.arenas)])
         self.copier = _core.HostCopyEngine(0)
@@ -48,6 +48,11 @@ class Cache:
         self.puts: list[Sequence] = []
         while len(self.puts) < 2 * self.kept + 2:
             self.put(0)
+
+    def open(self, dram: int, max_blocks: int) -> tuple[BaseStore, _core.Mapping]:
+        """A store, and its pool as a worker maps it."""
+        store = Store(dram, max_blocks=max_blocks)
+        return store, mapped(store.exports())
 
     def name(self, number: int, block: int) -> int:
         """Of the content of a block of the put with this number."""

@@ -7,7 +7,7 @@
 namespace kvarter {
 
 const Namespace& Index::Impl::space(std::uint32_t ns, std::uint32_t group) const {
-  if (ns >= namespaces.size() || (!namespaces[ns].open && !namespaces[ns].closed))
+  if (ns >= namespaces.size() || (namespaces[ns].groups.empty() && !namespaces[ns].closed))  // never was
     throw std::invalid_argument("namespace " + std::to_string(ns) + " is not open");
   if (group >= namespaces[ns].groups.size())
     throw std::invalid_argument("group " + std::to_string(group) + " of namespace " + std::to_string(ns) +

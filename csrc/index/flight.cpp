@@ -31,7 +31,7 @@ std::vector<Reserved> Index::reserve(const Chain& chain, const Range& range, Sha
       ++x.counts.reasons[static_cast<int>(reason)];
       result = {status, reason, 0};
     };
-    if (ns.closed) {
+    if (!ns.open) {
       refuse(Status::kClosed, Reason::kNamespaceClosed);
       continue;
     }

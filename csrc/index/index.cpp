@@ -165,7 +165,9 @@ void Index::Impl::sweep() {
   for (std::uint32_t ns = 0; ns < kMaxNamespaces; ++ns)
     if (namespaces[ns].closed && namespaces[ns].rows == 0) {
       end_share(namespaces[ns]);
+      std::vector<GroupShape> groups = std::move(namespaces[ns].groups);  // for who still asks
       namespaces[ns] = {};
+      namespaces[ns].groups = std::move(groups);
       --closed;
       KVARTER_SYNC_POINT("namespace: free");
       share(namespace_records[ns].state, 0u);
@@ -235,8 +237,10 @@ bool Index::may_report(std::span<const Handle> handles, Shards shards, Owner own
     const std::vector<Writer>& writers = flight->second.writers;
     const std::size_t from = std::min<std::size_t>(shards.first, writers.size());
     const std::size_t count = shards.count == 0 ? writers.size() : shards.count;
-    return std::ranges::all_of(std::span(writers).subspan(from, std::min(count, writers.size() - from)),
-                               [&](const Writer& w) { return !w.claimed || w.owner == owner; });
+    const auto asked = std::span(writers).subspan(from, std::min(count, writers.size() - from));
+    const auto own = [&](const Writer& w) { return w.claimed && w.owner == owner; };
+    return std::ranges::any_of(asked, own) &&
+           std::ranges::all_of(asked, [&](const Writer& w) { return !w.claimed || own(w); });
   });
 }
 

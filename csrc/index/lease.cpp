@@ -70,7 +70,7 @@ Status Index::lease(const Chain& chain, std::span<const Range> ranges, LeaseKind
   std::vector<std::uint32_t> rows;
   for (const Range& range : ranges) {
     const Namespace& ns = x.space(chain.ns, range.group);
-    if (ns.closed) return Status::kNotFound;
+    if (!ns.open) return Status::kNotFound;
     const GroupShape& shape = ns.groups[range.group];
     const bool deepest_only = kind == LeaseKind::kHold && shape.chained && range.count > 0;
     const Range wanted = deepest_only ? Range{range.group, range.first + range.count - 1, 1} : range;

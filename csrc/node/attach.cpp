@@ -27,7 +27,7 @@ bool NodeServer::Impl::receive_one(std::uint64_t id, Connection& connection) {
     if (got == Received::kEnd) drop(id);
     if (got != Received::kPacket) return false;
     if (size == sizeof call && answer(connection, call)) return false;  // the others' turn
-    ++counters_.violations;
+    if (!hung_up(connection.socket.get())) ++counters_.violations;  // else it gave up waiting, and is gone
     drop(id);
     return false;
   }

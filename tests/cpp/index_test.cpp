@@ -412,3 +412,21 @@ TEST_CASE("a resident block knows where in its sequence it is") {
   CHECK_FALSE(w.index.lineage({w.ns, 0, 0, text(2, 1)[0]}));
   CHECK_FALSE(w.index.lineage({w.ns, 1, 0, a[0]}));
 }
+
+TEST_CASE("who still asks for a namespace that was closed is told so, also when nothing of it is left") {
+  World w;
+  const auto a = text(1, 2);
+  w.store(a);
+  w.index.invalidate(w.ns);
+  for (int ticks = 0; ticks < 3; ++ticks) {
+    LeaseId id = 0;
+    CHECK(w.lease(a, {0, 0, 2}, id) == Status::kNotFound);
+    const auto writing = w.reserve(a, {0, 0, 2});
+    CHECK(writing.blocks[1].status == Status::kClosed);
+    CHECK(writing.blocks[1].reason == Reason::kNamespaceClosed);
+    w.index.tick();
+  }
+  CHECK(w.index.ledger().resident == 0);
+  CHECK(w.reason(Reason::kNamespaceClosed) == 6);
+  CHECK(w.audit() == "");
+}

@@ -293,7 +293,7 @@ class Index {
   void forget(Owner owner);
   // False when the lease stands and is another's.
   bool may_end(LeaseId id, Owner owner) const;
-  // False when any of these shards of an entry in flight is written by another owner.
+  // False when any of these shards of an entry in flight is written by another owner, or none by this one.
   bool may_report(std::span<const Handle> handles, Shards shards, Owner owner) const;
   // The highest owner that the records taken over name, and the first epoch of any owner here: copies of
   // epochs below are for an index before this one.

@@ -18,7 +18,7 @@ from typing import Any
 from .. import _core
 from ..base_store import BaseStore
 from ..errors import AttachError, AuditError
-from ..finding import Space, runs
+from ..finding import AnyIndex, Space, runs
 from ..geometry import Geometry
 from ..keys import Namespace
 from ..matching import NOTHING, Lease, Looked, Matcher, Range, in_memory
@@ -61,6 +61,7 @@ class RemoteStore(BaseStore):
         self._earlier: Counter[str] = Counter()  # of sessions before this one
         self._lock = threading.Lock()
         self._closed = threading.Event()
+        self._pins: dict[int, tuple[AnyIndex, int]] = {}  # where each is, and until when
         self._gates: dict[bytes, int] = {}  # of namespaces, as they were when opened
         self._withdrawn: dict[bytes, Namespace] = {}  # invalidated, and no node has confirmed it
         self.index: _core.RemoteIndex
@@ -199,9 +200,22 @@ class RemoteStore(BaseStore):
 
     def pin(self, sequence: Sequence, ttl: float, *, tokens: int | None = None) -> int | None:
         try:
-            return super().pin(sequence, ttl, tokens=tokens)
+            index = self.index
+            pin = super().pin(sequence, ttl, tokens=tokens)
         except AttachError:
             return None
+        if pin is not None:
+            now = self._clock.now()
+            with self._lock:
+                self._pins = {other: kept for other, kept in self._pins.items() if kept[1] > now}
+                self._pins[pin] = index, self._deadline(ttl)
+        return pin
+
+    def unpin(self, pin: int) -> bool:
+        """Also False for the pin of an earlier session: nobody can take it off, and it ends when its time is over."""
+        with self._lock:
+            index, _ = self._pins.pop(pin, (None, 0))
+        return index is not None and index.release(pin, _core.Outcome.Unused)
 
     # --- wishes, and what placement is told
 
