@@ -57,7 +57,7 @@ def test_status_says_what_is_there_for_whom_and_how_long_calls_took(node: Served
     for word in (
         "llama-0",
         report["namespaces"][0]["digest"][:16],
-        "16.0MiB",
+        "dram",
         "reserve",
         "complete",
         "up 0 h 00 min",

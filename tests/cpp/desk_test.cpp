@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <numeric>
 #include <random>
 
 #include "index_words.h"
@@ -17,7 +18,7 @@ constexpr Owner kMine = 1, kOthers = 2;
 struct Desk : World {
   std::vector<std::byte> inbox, outbox;
   wire::Reply reply{};
-  Latencies latencies{};
+  node::Latencies latencies{};
 
   explicit Desk(std::vector<GroupShape> groups = {{1, 1, true, {4096, 4096}}}, std::size_t room = 1 << 16)
       : World(2 << 20, std::move(groups)), inbox(room), outbox(room) {}
@@ -332,4 +333,15 @@ TEST_CASE("whatever one session asks, the account agrees and another's leases an
   CHECK(d.index.release(lease, Outcome::kLoaded));
   CHECK(d.leading(writing) == 4);
   CHECK(d.audit() == "");
+}
+
+TEST_CASE("the desk times the calls that it answers, by verb, and no others") {
+  Desk desk;
+  REQUIRE(desk.ask({.verb = wire::kLook}));
+  REQUIRE_FALSE(desk.ask({.verb = wire::kRelease, .kind = 99}));
+  REQUIRE_FALSE(desk.ask({.verb = wire::kVerbs}));
+  for (std::uint32_t verb = 0; verb < wire::kVerbs; ++verb) {
+    const auto buckets = desk.latencies[verb].read().buckets;
+    CHECK(std::accumulate(buckets.begin(), buckets.end(), std::uint64_t{0}) == (verb == wire::kLook ? 1 : 0));
+  }
 }
