@@ -5,6 +5,8 @@ import os
 import random
 import socket
 import struct
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -286,6 +288,46 @@ def test_a_chain_that_one_peer_told_is_nobody_elses(host: Host) -> None:
         before = host.door()["control_ignored"]
         assert _say(host.node.path, frame)  # the status: all before it was heard
         assert host.door()["control_ignored"] - before == ignored
+
+
+def test_who_comes_while_many_are_at_the_door_waits_its_turn(host: Host) -> None:
+    path = m.control_path(host.node.path)
+    host.node.stop()
+    crowd = []
+    for _ in range(200):
+        one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        one.setblocking(False)
+        crowd.append(one)
+        try:
+            one.connect(path)
+        except BlockingIOError:
+            break
+    assert len(crowd) < 200
+    last = threading.Thread(target=lambda: heard.append(host.node.status()["pid"]))
+    heard: list[int] = []
+    last.start()
+    time.sleep(0.2)
+    host.node.go_on()
+    last.join(SECONDS)
+    assert heard == [host.node.pid]
+    for one in crowd:
+        one.close()
+
+
+def test_of_one_who_tells_ever_more_the_oldest_is_forgotten(host: Host) -> None:
+    space, before = host.bystander.namespace.digest(), host.node.resident_kib()
+    digests = bytes(32 << 18)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(SECONDS)
+        connection.connect(m.control_path(host.node.path))
+        for number in range(1, 41):  # 320 MiB
+            connection.sendall(m.frame(m.Chain(number, space, 0, bytes(32), 0, digests)))
+        for number, ignored in ((40, 0), (1, 1)):
+            counts = host.door()["control_ignored"]
+            connection.sendall(m.frame(m.Asked(number, 0, None, None)) + m.frame(m.Status(9)))
+            assert m.receive(connection)
+            assert host.door()["control_ignored"] - counts == ignored
+        assert host.node.resident_kib() - before < 256 << 10
 
 
 def test_ten_thousand_connects_leave_nothing_behind(host: Host) -> None:

@@ -10,6 +10,7 @@ import queue
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
@@ -171,6 +172,18 @@ class ControlServer:
             peer.close()
 
 
+def _connect(connection: socket.socket, path: str, timeout: float) -> None:
+    """Also when many others are at the door: then the kernel has no patience of its own."""
+    until = time.monotonic() + timeout
+    while True:
+        try:
+            return connection.connect(path)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.01)
+
+
 class Control:
     """A connection to a node. Thread-safe; one thread sends, one receives. Raises `AttachError` where it cannot be
     made. `connected` turns false for good when the node is gone."""
@@ -185,7 +198,7 @@ class Control:
         self.dropped = 0  # messages that only advise
         self.connected = True
         try:
-            self._connection.connect(m.control_path(path))
+            _connect(self._connection, m.control_path(path), timeout)
             if (uid := uid_of(self._connection)) != os.geteuid():
                 raise AttachError(f"the node at {path} has uid found {uid}, expected {os.geteuid()}")
             self._connection.sendall(m.frame(m.Hello(m.PROTOCOL, engine)))

@@ -36,7 +36,7 @@ from .heard import Heard
 
 logger = logging.getLogger("kvarter.node")
 _IDLE_SECONDS, _BUSY_SECONDS = 0.02, 0.001  # between the ticks of this thread
-_MOST_CHAINS = 4096  # of each who asks
+_MOST_CHAINS, _MOST_UNITS = 4096, 4 << 20  # of each who asks: 128 MiB of digests
 _KEEP_FETCHED = 2.0  # seconds that what came up waits for its reader
 
 
@@ -45,6 +45,7 @@ class _Chains:
 
     def __init__(self) -> None:
         self._known: OrderedDict[int, tuple[Space, Sequence]] = OrderedDict()
+        self._units = 0
 
     def told(self, space: Space, message: m.Chain) -> None:
         digests = np.frombuffer(message.digests, np.uint8).reshape(-1, 32)
@@ -61,8 +62,10 @@ class _Chains:
                 raise LookupError(f"chain {message.id} goes on from {message.at} units; it has others")
             sequence.append(digests)
         self._known.move_to_end(message.id)
-        while len(self._known) > _MOST_CHAINS:
-            self._known.popitem(last=False)
+        self._units += len(digests)
+        while len(self._known) > _MOST_CHAINS or (self._units > _MOST_UNITS and len(self._known) > 1):
+            _, (_, forgotten) = self._known.popitem(last=False)
+            self._units -= len(forgotten.digests)
 
     def __getitem__(self, number: int) -> tuple[Space, Sequence]:
         known = self._known.get(number)
