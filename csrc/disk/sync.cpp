@@ -36,7 +36,8 @@ bool DiskLog::Impl::seal_segments() {
     Op& op = make_op(Op::Kind::kSeal, number);
     const std::uint64_t index_bytes = padded(segment.index.size());
     op.buffer = aligned(index_bytes + kPage);
-    std::memcpy(op.buffer.get(), segment.index.data(), segment.index.size());
+    if (!segment.index.empty())  // what a vector of nothing points at is nothing
+      std::memcpy(op.buffer.get(), segment.index.data(), segment.index.size());
     Footer footer{kFooterMagic,
                   segment.epoch,
                   number,
