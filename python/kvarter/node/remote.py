@@ -11,31 +11,28 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from typing import Any
 
 from .. import _core
 from ..base_store import BaseStore
 from ..errors import AttachError, AuditError
-from ..finding import AnyIndex, Space, runs
+from ..finding import AnyIndex, Space
 from ..geometry import Geometry
 from ..keys import Namespace
-from ..matching import NOTHING, Lease, Looked, Matcher, Range, in_memory
+from ..matching import NOTHING, Looked, Matcher
 from ..policy import AlwaysLoad, LoadPolicy, Measured
 from ..sequence import Sequence
-from ..transfers import Blocks, Match, Reservation, Ticket
+from ..transfers import Match, Reservation, Ticket
 from ..wishes import Hint
 from . import messages as m
 from .control import Control
+from .remote_disk import RemoteDisk
+from .told import Told
 
 logger = logging.getLogger("kvarter.node")
 _PATIENCE = 0.25  # seconds that a call waits for the node, before it is given up
 _LOOK_SECONDS = 0.1  # between looks whether the node is there
 _BACKOFF = 2.0  # seconds between attempts, at most
-# What the node is told of sequences; older ones are told anew. Half of what it remembers: of two that are used in
-# turns, one may have been told so long before the other.
-_MOST_CHAINS, _MOST_UNITS = 2048, 2 << 20
 
 
 class RemoteStore(BaseStore):
@@ -91,7 +88,7 @@ class RemoteStore(BaseStore):
                 self._earlier = self._add(self.index.counters())
             self.index, self._control = index, control
             self._spaces, self._holds = {}, type(self._holds)()
-            self._told = _Told(control)
+            self._told = Told(control)
             self.disk = RemoteDisk(index, control, self._told) if control.welcome.disk else None
             self.load_policy = self._said or (Measured() if self.disk is not None else AlwaysLoad())
             if self.disk is not None:
@@ -293,118 +290,6 @@ class RemoteStore(BaseStore):
 
     def __repr__(self) -> str:
         return f"<RemoteStore {self.name} at {self.path}, {'' if self.connected else 'not '}connected>"
-
-
-class _Told:
-    """Which sequences the node knows, by the numbers that it was told."""
-
-    def __init__(self, control: Control) -> None:
-        self._control = control
-        self._next = self._units = 0
-
-    def chain(self, space: Space, sequence: Sequence) -> int:
-        """The sequence's number, after the node was told what it does not know of it."""
-        known: Known | None = sequence.told
-        if (
-            known is None
-            or known.by is not self
-            or self._next - known.number > _MOST_CHAINS
-            or self._units - known.after > _MOST_UNITS
-        ):
-            self._next += 1
-            known = sequence.told = Known(self, self._next, self._units)
-        digests = sequence.digests
-        if known.units < len(digests) or not known.units:
-            new = digests[known.units :].tobytes()
-            space_digest = sequence.namespace.digest()
-            told = m.Chain(known.number, space_digest, sequence.first_unit, sequence.parent, known.units, new)
-            if self._control.tell(told):
-                self._units += len(digests) - known.units
-                known.units = len(digests)
-            else:  # it has too much to say: from the start, next time
-                sequence.told = None
-        return known.number
-
-
-class Known:
-    """What the node was told of a sequence. after: units of all sequences that it had been told before."""
-
-    def __init__(self, by: _Told, number: int, after: int) -> None:
-        self.by, self.number, self.after = by, number, after
-        self.units = 0
-
-
-class RemoteDisk:
-    """The disk below a node's pool."""
-
-    def __init__(self, index: _core.RemoteIndex, control: Control, told: _Told) -> None:
-        self._index, self._control, self._told = index, control, told
-        self.log = _RemoteLog(index)
-        self.policy: LoadPolicy = AlwaysLoad()
-        self.queued_reads = 0
-
-    def copier(self, space: Space, sequence: Sequence) -> Callable[[dict[int, Blocks]], None] | None:
-        if space.below is None:
-            return None
-        known = bool(sequence.seen_tokens > 0)
-        chain = self._told.chain(space, sequence)
-
-        def copy(blocks: dict[int, Blocks]) -> None:
-            ranges = [(g, r.start, len(r)) for g, stored in blocks.items() for r in runs(stored.tolist())]
-            self._control.tell(m.Landed(chain, known, ranges))
-
-        return copy
-
-    def used(self, space: Space, match: Match, ranges: list[Range]) -> None:
-        if space.below is not None:
-            self._control.tell(m.Used(self._told.chain(space, match.sequence), ranges))
-
-    def fetch(
-        self, space: Space, match: Match, until: int, lease: Callable[[], Lease]
-    ) -> Callable[[], Lease | None]:
-        chain = self._told.chain(space, match.sequence)
-        below = [[(run.start, len(run)) for run in runs(_listed(need))] for need in match.below]
-        wanted = [(group, need.start, len(need)) for group, need in enumerate(match.blocks) if need]
-        clock = _core.SteadyClock()
-        seconds = max(until - clock.now(), 0) / 1e9
-        done: list[m.Answer | None] = []
-        self._control.request(
-            lambda number: m.Fetch(number, chain, below, in_memory(match), wanted, seconds), done.append
-        )
-
-        def attempt() -> Lease | None:
-            if clock.now() >= until:
-                return _core.Status.TimedOut, 0
-            if not done:
-                return None
-            answer = done[0]
-            if not isinstance(answer, m.Fetched):
-                return _core.Status.Closed, 0
-            self.queued_reads = answer.queued
-            if answer.nbytes:
-                self.policy.loaded(answer.nbytes, answer.seconds)
-            status = _core.Status(answer.status)
-            return lease() if status == _core.Status.Ok else (status, 0)
-
-        return attempt
-
-
-class _RemoteLog:
-    """`finding.Log` of a node."""
-
-    def __init__(self, index: _core.RemoteIndex) -> None:
-        self._index = index
-        self.leading = index.below_leading
-        self.last_run = index.below_last_run
-        self.contains = index.below_contains
-
-    @property
-    def version(self) -> int:
-        return int(self._index.below_version)
-
-
-def _listed(blocks: Seq[int]) -> Seq[int]:
-    return blocks if isinstance(blocks, range) else list(blocks)
 
 
 def _opening(number: int, namespace: Namespace) -> m.Open:

@@ -6,24 +6,19 @@ and what comes up from disk for whoever waits for it.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
-import select
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from .. import _core
 from ..errors import AttachError, AuditError
 from ..finding import Space
-from ..keys import Namespace
 from ..matching import Lease
 from ..sequence import Sequence
 from ..store import Store
@@ -31,48 +26,14 @@ from ..transfers import Match
 from . import adopt
 from . import messages as m
 from .attach import TICK_MS
+from .chains import Chains, run_of
 from .control import ControlServer, Peer
+from .elders import Elders
 from .heard import Heard
 
 logger = logging.getLogger("kvarter.node")
 _IDLE_SECONDS, _BUSY_SECONDS = 0.02, 0.001  # between the ticks of this thread
-_MOST_CHAINS, _MOST_UNITS = 4096, 4 << 20  # of each who asks: 128 MiB of digests
 _KEEP_FETCHED = 2.0  # seconds that what came up waits for its reader
-
-
-class _Chains:
-    """Sequences that one peer told of, by its numbers; the oldest are forgotten."""
-
-    def __init__(self) -> None:
-        self._known: OrderedDict[int, tuple[Space, Sequence]] = OrderedDict()
-        self._units = 0
-
-    def told(self, space: Space, message: m.Chain) -> None:
-        digests = np.frombuffer(message.digests, np.uint8).reshape(-1, 32)
-        known = self._known.get(message.id)
-        if known is None:
-            if message.at:
-                raise LookupError(f"chain {message.id} goes on from {message.at} units that nobody knows")
-            namespace = cast(Namespace, SimpleNamespace(unit_tokens=space.geometry.unit_tokens))
-            sequence = Sequence.from_digests(namespace, digests, message.first_unit, message.parent)
-            self._known[message.id] = space, sequence
-        else:
-            sequence = known[1]
-            if message.at != len(sequence.digests):
-                raise LookupError(f"chain {message.id} goes on from {message.at} units; it has others")
-            sequence.append(digests)
-        self._known.move_to_end(message.id)
-        self._units += len(digests)
-        while len(self._known) > _MOST_CHAINS or (self._units > _MOST_UNITS and len(self._known) > 1):
-            _, (_, forgotten) = self._known.popitem(last=False)
-            self._units -= len(forgotten.digests)
-
-    def __getitem__(self, number: int) -> tuple[Space, Sequence]:
-        known = self._known.get(number)
-        if known is None:
-            raise LookupError(f"chain {number} is not known here any more")
-        self._known.move_to_end(number)
-        return known
 
 
 class Node:
@@ -98,7 +59,7 @@ class Node:
         except (_core.NodeError, OSError, ValueError) as error:
             raise AttachError(f"no node at {path}: {error}") from None
         store.delegate_ticks()
-        self._chains: dict[Peer, _Chains] = {}
+        self._chains: dict[Peer, Chains] = {}
         self._fetches: list[tuple[Peer, Callable[[], Lease | None], Callable[[Lease], m.Fetched]]] = []
         self._lock = threading.Lock()
         self.heard = Heard()
@@ -194,14 +155,14 @@ class Node:
                 self._wake.set()
             case m.Stored():
                 space, sequence = self._of(peer)[message.chain]
-                run = _run_of(space, sequence, (message.group, message.first, message.count))
+                run = run_of(space, sequence, (message.group, message.first, message.count))
                 self.store.stored(space, sequence, message.group, run)
             case m.Landed():
                 self._landed(*self._of(peer)[message.chain], message)
             case m.Used():
                 space, sequence = self._of(peer)[message.chain]
                 for part in message.ranges:
-                    _run_of(space, sequence, part)
+                    run_of(space, sequence, part)
                 if self.store.disk is not None:
                     self.store.disk.used(space, Match(sequence, 0, 0, ()), list(message.ranges))
             case m.Fetch():
@@ -224,9 +185,9 @@ class Node:
                 self._heirs.add(peer)
                 peer.send(m.Done(message.number))
 
-    def _of(self, peer: Peer) -> _Chains:
+    def _of(self, peer: Peer) -> Chains:
         with self._lock:
-            return self._chains.setdefault(peer, _Chains())
+            return self._chains.setdefault(peer, Chains())
 
     def _space(self, digest: bytes) -> Space:
         space = self.store.spaces().get(digest)
@@ -250,7 +211,7 @@ class Node:
         if (copy := self.store.disk.copier(space, sequence)) is not None:
             blocks: dict[int, list[int]] = {}
             for part in message.ranges:
-                blocks.setdefault(part[0], []).extend(_run_of(space, sequence, part))
+                blocks.setdefault(part[0], []).extend(run_of(space, sequence, part))
             copy({group: np.array(numbers, np.int64) for group, numbers in blocks.items()})
 
     def _fetch(self, peer: Peer, message: m.Fetch) -> None:
@@ -262,14 +223,14 @@ class Node:
         for group, parts in enumerate(message.below):
             numbers: list[int] = []
             for first, count in parts:
-                run = _run_of(space, sequence, (group, first, count))
+                run = run_of(space, sequence, (group, first, count))
                 if numbers and run and run.start <= numbers[-1]:
                     raise ValueError(f"block {run.start} of group {group} after block {numbers[-1]}")
                 numbers.extend(run)
             below.append(numbers)
         blocks = [range(0)] * len(space.geometry.groups)
         for part in message.wanted:
-            blocks[part[0]] = _run_of(space, sequence, part)
+            blocks[part[0]] = run_of(space, sequence, part)
         match = Match(sequence, 1, 0, tuple(blocks), tuple(below), 1)
         nbytes = space.geometry.bytes_at(below)
         begun = time.monotonic()
@@ -374,60 +335,3 @@ class Node:
         if not self._closed.is_set():
             self._hand_over()
         self.control.close()
-
-
-class Elders:
-    """Processes that mapped the pool for a node before this one. What they may still be writing is quarantined until
-    each is dead, or has attached here and said that it copies nothing from before."""
-
-    def __init__(self, door: _core.EmbeddedNode, index: _core.Index, elders: Iterable[int]) -> None:
-        self._door, self._index = door, index
-        self._before = index.first_epoch - 1
-        self._asked: set[int] = set()  # owners
-        self._pidfds: dict[int, int] = {}
-        for pid in elders:
-            with contextlib.suppress(ProcessLookupError):
-                self._pidfds[pid] = os.pidfd_open(pid)
-        self._over = not index.last_owner
-
-    @property
-    def left(self) -> frozenset[int]:
-        """Those that are neither dead nor here."""
-        return frozenset(self._pidfds)
-
-    def look(self, engines: list[tuple[int, str, int, int, bool, list[int]]]) -> None:
-        """Asks those that are here, and frees what nobody can be writing any more."""
-        if self._over:
-            return
-        for owner, _, ranks, attached, _, pids in engines:
-            if attached < ranks:
-                continue
-            if owner not in self._asked:
-                self._asked.add(owner)
-                self._door.fence(owner, self._before)
-            elif (self._door.fenced(owner) or 0) >= self._before:
-                for pid in pids:
-                    self._forget(pid)
-        if self._pidfds:
-            for pidfd in select.select(list(self._pidfds.values()), [], [], 0)[0]:
-                self._forget(next(pid for pid, fd in self._pidfds.items() if fd == pidfd))
-        if not self._pidfds:
-            for owner in range(1, self._index.last_owner + 1):
-                self._index.owner_dead(owner)
-            self._over = True
-
-    def _forget(self, pid: int) -> None:
-        if (pidfd := self._pidfds.pop(pid, None)) is not None:
-            os.close(pidfd)
-
-
-def _run_of(space: Space, sequence: Sequence, part: tuple[int, int, int]) -> range:
-    """The blocks of (group, first, count). Raises ValueError for what the chain cannot have."""
-    group, first, count = part
-    if not 0 <= group < len(space.geometry.groups):
-        raise ValueError(f"group {group} of a namespace that has {len(space.geometry.groups)}")
-    block = space.geometry.groups[group].block_tokens
-    last = sequence.units * space.geometry.unit_tokens // block
-    if first < 0 or count < 0 or first + count > last:
-        raise ValueError(f"blocks {first} to {first + count} of a chain that has {last}")
-    return range(first, first + count)

@@ -1,0 +1,89 @@
+"""The disk below a node's pool, as a store that asks the node sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
+
+from .. import _core
+from ..finding import Space, runs
+from ..matching import Lease, Range, in_memory
+from ..policy import AlwaysLoad, LoadPolicy
+from ..sequence import Sequence
+from ..transfers import Blocks, Match
+from . import messages as m
+from .control import Control
+from .told import Told
+
+
+class RemoteDisk:
+    """The disk below a node's pool."""
+
+    def __init__(self, index: _core.RemoteIndex, control: Control, told: Told) -> None:
+        self._index, self._control, self._told = index, control, told
+        self.log = _RemoteLog(index)
+        self.policy: LoadPolicy = AlwaysLoad()
+        self.queued_reads = 0
+
+    def copier(self, space: Space, sequence: Sequence) -> Callable[[dict[int, Blocks]], None] | None:
+        if space.below is None:
+            return None
+        known = bool(sequence.seen_tokens > 0)
+        chain = self._told.chain(space, sequence)
+
+        def copy(blocks: dict[int, Blocks]) -> None:
+            ranges = [(g, r.start, len(r)) for g, stored in blocks.items() for r in runs(stored.tolist())]
+            self._control.tell(m.Landed(chain, known, ranges))
+
+        return copy
+
+    def used(self, space: Space, match: Match, ranges: list[Range]) -> None:
+        if space.below is not None:
+            self._control.tell(m.Used(self._told.chain(space, match.sequence), ranges))
+
+    def fetch(
+        self, space: Space, match: Match, until: int, lease: Callable[[], Lease]
+    ) -> Callable[[], Lease | None]:
+        chain = self._told.chain(space, match.sequence)
+        below = [[(run.start, len(run)) for run in runs(_listed(need))] for need in match.below]
+        wanted = [(group, need.start, len(need)) for group, need in enumerate(match.blocks) if need]
+        clock = _core.SteadyClock()
+        seconds = max(until - clock.now(), 0) / 1e9
+        done: list[m.Answer | None] = []
+        self._control.request(
+            lambda number: m.Fetch(number, chain, below, in_memory(match), wanted, seconds), done.append
+        )
+
+        def attempt() -> Lease | None:
+            if clock.now() >= until:
+                return _core.Status.TimedOut, 0
+            if not done:
+                return None
+            answer = done[0]
+            if not isinstance(answer, m.Fetched):
+                return _core.Status.Closed, 0
+            self.queued_reads = answer.queued
+            if answer.nbytes:
+                self.policy.loaded(answer.nbytes, answer.seconds)
+            status = _core.Status(answer.status)
+            return lease() if status == _core.Status.Ok else (status, 0)
+
+        return attempt
+
+
+class _RemoteLog:
+    """`finding.Log` of a node."""
+
+    def __init__(self, index: _core.RemoteIndex) -> None:
+        self._index = index
+        self.leading = index.below_leading
+        self.last_run = index.below_last_run
+        self.contains = index.below_contains
+
+    @property
+    def version(self) -> int:
+        return int(self._index.below_version)
+
+
+def _listed(blocks: Seq[int]) -> Seq[int]:
+    return blocks if isinstance(blocks, range) else list(blocks)
