@@ -29,8 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--soak-seconds",
         type=float,
-        default=float(os.environ.get("KVARTER_SOAK_SECONDS", 20)),
-        help="how long engines come, work, stop and die at one node (default 20, or KVARTER_SOAK_SECONDS)",
+        default=float(os.environ.get("SOAK_SECONDS", 20)),
+        help="how long engines come, work, stop and die at one node (default 20, or SOAK_SECONDS)",
     )
 
 
