@@ -115,7 +115,7 @@ def test_tensors_that_do_not_fit_the_cache_config_are_refused(start: Any, kvarte
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 
     from kvarter.connectors.vllm.layout import blocks_of, groups_of
-    from kvarter.errors import GeometryError, UnsupportedEngine
+    from kvarter.errors import GeometryError
 
     spec = FullAttentionSpec(block_size=32, num_kv_heads=2, head_size=16, dtype=torch.float16)
     config = KVCacheConfig(8, [], [KVCacheGroupSpec(["layer"], spec)], hash_block_size=32)
@@ -127,8 +127,6 @@ def test_tensors_that_do_not_fit_the_cache_config_are_refused(start: Any, kvarte
         blocks_of(config, groups, {"layer": fits[:, :1]})
     with pytest.raises(GeometryError, match="registered no such tensor"):
         blocks_of(config, groups, {})
-    with pytest.raises(UnsupportedEngine, match="is on meta"):
-        blocks_of(config, groups, {"layer": fits.to("meta")})
 
 
 def test_disabled_it_touches_nothing(
