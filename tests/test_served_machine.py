@@ -102,6 +102,7 @@ class ServedMachine(RuleBasedStateMachine):
         self.readers: list[Reader] = []
         self.holds: dict[tuple[str, str], tuple[Match, int]] = {}
         self.pins: dict[tuple[str, int], tuple[int, list[tuple[Sequence, int, int]]]] = {}
+        self.parts = False  # whether anybody asked for some shards: the rest may yet come from another session
         self.withdrawn = 0  # times that blocks were taken away in spite of all holds
 
     # -- words
@@ -150,6 +151,7 @@ class ServedMachine(RuleBasedStateMachine):
         if state and shards != (1, 1):
             blocks[1] = range(len(ids) // 2)
         busy = self.busy()
+        self.parts |= shards != (0, 0)
         reservation = self.stores[who].reserve(sequence, blocks, LONG, shards=shards)
         handles = iter(reservation.handles.tolist())
         by_shard: dict[int, Writer] = {}
@@ -309,7 +311,7 @@ class ServedMachine(RuleBasedStateMachine):
         self.stores[who] = self.session(who)
         assert self.stores[who].owner != owner
         over = {
-            "reserved": not self.writers,
+            "reserved": not self.writers and not self.parts,
             "leased": not (self.readers or self.holds),
             "pinned": not self.pins,
             "dead": not (self.readers or self.holds or self.pins),
