@@ -102,7 +102,7 @@ class ServedMachine(RuleBasedStateMachine):
         self.readers: list[Reader] = []
         self.holds: dict[tuple[str, str], tuple[Match, int]] = {}
         self.pins: dict[tuple[str, int], tuple[int, list[tuple[Sequence, int, int]]]] = {}
-        self.parts = False  # whether anybody asked for some shards: the rest may yet come from another session
+        self.parts = False  # whether anybody asked for some shards only: the rest may yet come
         self.withdrawn = 0  # times that blocks were taken away in spite of all holds
 
     # -- words
