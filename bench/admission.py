@@ -9,16 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from kvarter import _core
-from kvarter.geometry import CacheGroup, Full
-from kvarter.keys import Namespace
 from kvarter.policy import AlwaysLoad
 from kvarter.sequence import Sequence
 from kvarter.store import Store
 from kvarter.tiers.log import DiskOptions
 from kvarter.trace import Trace
+from kvarter.trace.real import BLOCK_BYTES as BLOCK
+from kvarter.trace.real import names_of
 from report import Run
 
-BLOCK = 4096
 POOL = 1 / 50  # of the trace's blocks
 LOG = 1 / 10
 SCAN_EVERY, SCAN = 20, 400  # requests; blocks that nobody asks for again
@@ -52,17 +51,7 @@ class Replay:
         segment = max(1 << 20, room // 64 // BLOCK * BLOCK)
         device = _core.FaultyDisk()  # which nobody told to be
         self.options = DiskOptions("in memory", max(room, 8 * segment), segment, device, admit_all=admit_all)
-        self.space = Namespace(
-            model="bench",
-            weights=trace.name,
-            kv_dtype="uint64",
-            layout="plain",
-            groups=(CacheGroup("blocks", Full(), trace.block_tokens, (BLOCK,)),),
-            unit_tokens=trace.block_tokens,
-            shard_grid=(("tp", 1),),
-        )
-        self.names = np.zeros((trace.unique, 32), np.uint8)
-        self.names[:, :8] = trace.keys.view(np.uint8).reshape(-1, 8)
+        self.space, self.names = names_of(trace)
 
     def go(self, scan: bool) -> Outcome:
         """All requests; with `scan` long texts between the requests, each of them once."""

@@ -93,10 +93,6 @@ void require_neighbour(std::uint32_t protocol) {
     require_equal(Refusal::kProtocol, "protocol version", protocol, wire::kProtocol);
 }
 
-}  // namespace
-
-namespace {
-
 bool same_process(const Mapper& mapper, const Connection& connection) {
   return mapper.pid == connection.peer.pid && mapper.pid != 0;
 }

@@ -89,10 +89,9 @@ class RemoteStore(BaseStore):
             self.index, self._control = index, control
             self._spaces, self._holds = {}, type(self._holds)()
             self._told = Told(control)
-            self.disk = RemoteDisk(index, control, self._told) if control.welcome.disk else None
-            self.load_policy = self._said or (Measured() if self.disk is not None else AlwaysLoad())
-            if self.disk is not None:
-                self.disk.policy = self.load_policy
+            on_disk = control.welcome.disk
+            self.load_policy = self._said or (Measured() if on_disk else AlwaysLoad())
+            self.disk = RemoteDisk(index, control, self._told, self.load_policy) if on_disk else None
             self._matcher = Matcher(self.load_policy, self.disk, 1 << 62)
             self.incarnation += 1
             withdrawn = list(self._withdrawn.values())
@@ -237,12 +236,12 @@ class RemoteStore(BaseStore):
         session: str | None,
         looked: Looked = NOTHING,
     ) -> bool:
-        chain = self._told.chain(space, sequence)
+        chain = self._told.chain(sequence)
         found = looked.engine, looked.memory, looked.disk, looked.miss
         return self._control.tell(m.Asked(chain, int(boundary), request, session, found, looked.seconds))
 
     def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:
-        chain = self._told.chain(space, sequence)
+        chain = self._told.chain(sequence)
         self._control.tell(m.Stored(chain, group, run.start, len(run)))
 
     def _tick(self) -> None: ...  # the node's

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 
 from .. import _core
 from ..finding import Space, runs
 from ..matching import Lease, Range, in_memory
-from ..policy import AlwaysLoad, LoadPolicy
+from ..policy import LoadPolicy
 from ..sequence import Sequence
 from ..transfers import Blocks, Match
 from . import messages as m
@@ -19,17 +18,16 @@ from .told import Told
 class RemoteDisk:
     """The disk below a node's pool."""
 
-    def __init__(self, index: _core.RemoteIndex, control: Control, told: Told) -> None:
-        self._index, self._control, self._told = index, control, told
+    def __init__(self, index: _core.RemoteIndex, control: Control, told: Told, policy: LoadPolicy) -> None:
+        self._control, self._told, self._policy = control, told, policy
         self.log = _RemoteLog(index)
-        self.policy: LoadPolicy = AlwaysLoad()
         self.queued_reads = 0
 
     def copier(self, space: Space, sequence: Sequence) -> Callable[[dict[int, Blocks]], None] | None:
         if space.below is None:
             return None
         known = bool(sequence.seen_tokens > 0)
-        chain = self._told.chain(space, sequence)
+        chain = self._told.chain(sequence)
 
         def copy(blocks: dict[int, Blocks]) -> None:
             ranges = [(g, r.start, len(r)) for g, stored in blocks.items() for r in runs(stored.tolist())]
@@ -39,13 +37,13 @@ class RemoteDisk:
 
     def used(self, space: Space, match: Match, ranges: list[Range]) -> None:
         if space.below is not None:
-            self._control.tell(m.Used(self._told.chain(space, match.sequence), ranges))
+            self._control.tell(m.Used(self._told.chain(match.sequence), ranges))
 
     def fetch(
         self, space: Space, match: Match, until: int, lease: Callable[[], Lease]
     ) -> Callable[[], Lease | None]:
-        chain = self._told.chain(space, match.sequence)
-        below = [[(run.start, len(run)) for run in runs(_listed(need))] for need in match.below]
+        chain = self._told.chain(match.sequence)
+        below = [[(run.start, len(run)) for run in runs(need)] for need in match.below]
         wanted = [(group, need.start, len(need)) for group, need in enumerate(match.blocks) if need]
         clock = _core.SteadyClock()
         seconds = max(until - clock.now(), 0) / 1e9
@@ -64,7 +62,7 @@ class RemoteDisk:
                 return _core.Status.Closed, 0
             self.queued_reads = answer.queued
             if answer.nbytes:
-                self.policy.loaded(answer.nbytes, answer.seconds)
+                self._policy.loaded(answer.nbytes, answer.seconds)
             status = _core.Status(answer.status)
             return lease() if status == _core.Status.Ok else (status, 0)
 
@@ -83,7 +81,3 @@ class _RemoteLog:
     @property
     def version(self) -> int:
         return int(self._index.below_version)
-
-
-def _listed(blocks: Seq[int]) -> Seq[int]:
-    return blocks if isinstance(blocks, range) else list(blocks)

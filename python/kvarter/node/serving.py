@@ -234,14 +234,15 @@ class Node:
         match = Match(sequence, 1, 0, tuple(blocks), tuple(below), 1)
         nbytes = space.geometry.bytes_at(below)
         begun = time.monotonic()
-        clock = self.store.index
-        until = _core.SteadyClock().now() + int(min(max(message.seconds, 0.0), 3600.0) * 1e9)
+        index = self.store.index
+        clock = _core.SteadyClock()
+        until = clock.now() + int(min(max(message.seconds, 0.0), 3600.0) * 1e9)
         ranges = [(group, need.start, len(need)) for group, need in enumerate(blocks) if need]
 
         def keep() -> Lease:
             # What has come stays until the reader has taken its own lease.
-            deadline = _core.SteadyClock().now() + int(_KEEP_FETCHED * 1e9)
-            return clock.lease(sequence.chain(space.above), ranges, _core.LeaseKind.Copy, 0, deadline)
+            deadline = clock.now() + int(_KEEP_FETCHED * 1e9)
+            return index.lease(sequence.chain(space.above), ranges, _core.LeaseKind.Copy, 0, deadline)
 
         def answer(taken: Lease) -> m.Fetched:
             came = nbytes if taken[0] == _core.Status.Ok else 0

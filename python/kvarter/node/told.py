@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ..finding import Space
 from ..sequence import Sequence
 from . import messages as m
 from .control import Control
@@ -19,7 +18,7 @@ class Told:
         self._control = control
         self._next = self._units = 0
 
-    def chain(self, space: Space, sequence: Sequence) -> int:
+    def chain(self, sequence: Sequence) -> int:
         """The sequence's number, after the node was told what it does not know of it."""
         known: Known | None = sequence.told
         if (

@@ -31,6 +31,22 @@ class WrongBytes(AssertionError):
     """A hit served bytes of another block: a bug in Kvarter, worth a report."""
 
 
+def names_of(trace: Trace) -> tuple[Namespace, npt.NDArray[np.uint8]]:
+    """A namespace of blocks of `BLOCK_BYTES`, and in it the digest uint8[unique, 32] of each block of the trace."""
+    space = Namespace(
+        model="trace",
+        weights=trace.name,
+        kv_dtype="uint64",
+        layout="plain",
+        groups=(CacheGroup("blocks", Full(), trace.block_tokens, (BLOCK_BYTES,)),),
+        unit_tokens=trace.block_tokens,
+        shard_grid=(("tp", 1),),
+    )
+    names = np.zeros((trace.unique, 32), np.uint8)
+    names[:, :8] = trace.keys.view(np.uint8).reshape(-1, 8)
+    return space, names
+
+
 def replay_bytes(
     trace: Trace,
     policy: str,
@@ -44,18 +60,8 @@ def replay_bytes(
     Stores what is new of a request after loading its hit, as an engine does. Raises `WrongBytes`.
     """
     capacity = max(capacity, _LEAST_BLOCKS)
-    space = Namespace(
-        model="trace",
-        weights=trace.name,
-        kv_dtype="uint64",
-        layout="plain",
-        groups=(CacheGroup("blocks", Full(), trace.block_tokens, (BLOCK_BYTES,)),),
-        unit_tokens=trace.block_tokens,
-        shard_grid=(("tp", 1),),
-    )
+    space, names = names_of(trace)
     clock = _core.SteppedClock()
-    names = np.zeros((trace.unique, 32), np.uint8)
-    names[:, :8] = trace.keys.view(np.uint8).reshape(-1, 8)
     hits = np.zeros(trace.requests, np.int64)
     verified, now = 0, float(trace.seconds[0]) if trace.requests else 0.0
     with Store(
