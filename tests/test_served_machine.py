@@ -18,22 +18,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvarter import _core
-from kvarter.geometry import CacheGroup, Full, State
 from kvarter.node import RemoteStore
 from kvarter.sequence import Sequence
 from kvarter.transfers import Match, Reservation, Ticket
+from machine_words import GROUPS, SHARDS, Place, extent, place
 from served_words import PATIENCE, SECONDS, Client, ServedNode
-from words import KIB, MIB, namespace
+from words import MIB, namespace
 
-GROUPS = (
-    CacheGroup("full", Full(), 4, (60 * KIB, 100 * KIB + 8)),
-    CacheGroup("state", State(), 8, (200 * KIB,)),
-)
-SHARDS = ((0, 0), (0, 1), (1, 1))
 LONG = 600.0  # seconds: longer than any example takes
 WHO = st.sampled_from("ab")
 
-Place = tuple[int, bytes]  # group and digest
 units = st.sampled_from([[0] * 2, [0] * 4, [0, 0, 1, 1], [0] * 6, [1, 1], [1, 1, 0], [1]])
 
 _node: ServedNode
@@ -76,14 +70,6 @@ class Reader:
     who: str
     ticket: Ticket
     expected: dict[tuple[int, int, int], bytes] = field(repr=False)
-
-
-def place(sequence: Sequence, group: int, block: int) -> Place:
-    return group, sequence.digests[(block + 1) * GROUPS[group].block_tokens // 4 - 1].tobytes()
-
-
-def extent(slot: Any) -> tuple[int, int, int]:
-    return int(slot["arena"]), int(slot["offset"]), int(slot["offset"] + slot["length"])
 
 
 class ServedMachine(RuleBasedStateMachine):

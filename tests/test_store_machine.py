@@ -13,20 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvarter import _core
-from kvarter.geometry import CacheGroup, Full, State
 from kvarter.sequence import Sequence
 from kvarter.transfers import Match, Reservation, Ticket
-from words import KIB, World
+from machine_words import GROUPS, SHARDS, Place, extent, place
+from words import World
 
-GROUPS = (
-    CacheGroup("full", Full(), 4, (60 * KIB, 100 * KIB + 8)),
-    CacheGroup("state", State(), 8, (200 * KIB,)),
-)
-SHARDS = ((0, 0), (0, 1), (1, 1))
 ENGINES = st.integers(1, 2)
 HOLD_SECONDS, READ_SECONDS = 2.0, 5.0
 
-Place = tuple[int, bytes]  # group and digest: a key of the one namespace
 # Few, so that they meet: shared beginnings, one too short for a state, one beside a boundary.
 units = st.sampled_from([[0] * 2, [0] * 4, [0, 0, 1, 1], [0] * 6, [1, 1], [1, 1, 0], [1]])
 
@@ -67,14 +61,6 @@ class Reader:
     owner: int
     deadline: int
     expected: dict[tuple[int, int, int], bytes] = field(repr=False)
-
-
-def place(sequence: Sequence, group: int, block: int) -> Place:
-    return group, sequence.digests[(block + 1) * GROUPS[group].block_tokens // 4 - 1].tobytes()
-
-
-def extent(slot: Any) -> tuple[int, int, int]:
-    return int(slot["arena"]), int(slot["offset"]), int(slot["offset"] + slot["length"])
 
 
 class StoreMachine(RuleBasedStateMachine):
