@@ -6,10 +6,7 @@ import ctypes
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -19,6 +16,7 @@ from kvarter.keys import Namespace
 from kvarter.node import Attachment, Invitation, RemoteStore
 from kvarter.sequence import Sequence
 from kvarter.transfers import Match
+from served_words import until
 
 UNIT, BLOCK = 16, 1 << 16
 NAMESPACE = Namespace(
@@ -31,13 +29,6 @@ NAMESPACE = Namespace(
     shard_grid=(("tp", 1),),
 )
 _GUARD = 60.0  # seconds: against hanging
-
-
-def until(true_at_last: Callable[[], Any]) -> None:
-    end = time.monotonic() + _GUARD
-    while not true_at_last():
-        assert time.monotonic() < end, "never became true"
-        time.sleep(0.02)
 
 
 def sequence(start: int, blocks: int) -> Sequence:

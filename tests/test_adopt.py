@@ -18,6 +18,7 @@ from kvarter.keys import Namespace
 from kvarter.node import Attachment, Invitation, RemoteStore
 from kvarter.node.adopt import find, legacy_path, started
 from kvarter.sequence import Sequence
+from served_words import until
 
 BLOCK = 1 << 16
 NAMESPACE = Namespace(
@@ -30,13 +31,6 @@ NAMESPACE = Namespace(
     shard_grid=(("tp", 1),),
 )
 _GUARD = 60.0  # seconds: against hanging
-
-
-def until(true_at_last: Callable[[], bool]) -> None:
-    end = time.monotonic() + _GUARD
-    while not true_at_last():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 class Serving:

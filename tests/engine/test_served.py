@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from engine_words import expected_of, settings_of
 from kvarter.demo import engine
 from kvarter.node.control import Control
 from kvarter.node.messages import Audit, Done, Status
+from served_words import until
 
 _SECONDS = 60.0  # a guard against hanging, not a condition
 
@@ -124,13 +124,6 @@ class AskedEngine:
             self.process.wait(_SECONDS)
         assert self.process.stdout is not None
         self.process.stdout.close()
-
-
-def until(true_at_last: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + _SECONDS
-    while not true_at_last():
-        assert time.monotonic() < end, f"{what}: not after {_SECONDS} s"
-        time.sleep(0.05)
 
 
 @pytest.fixture
