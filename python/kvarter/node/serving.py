@@ -82,12 +82,15 @@ class Node:
     # --- the thread
 
     def _run(self) -> None:
+        looked = 0.0
         while not self._closed.is_set():
             try:
                 self.store.place()
                 self._answer_fetches()
-                self._leave_legacy()
-                self._kill_behind()
+                if time.monotonic() - looked >= _IDLE_SECONDS:
+                    looked = time.monotonic()
+                    self._leave_legacy()
+                    self._kill_behind()
             except Exception:  # a worse order of eviction, never a node that is gone
                 logger.exception("the node goes on without what it was placing")
             busy = bool(self._fetches) or self.store.index.victims_wanted > 0
@@ -181,6 +184,7 @@ class Node:
             case m.Drain():
                 peer.send(m.Done(message.number, self.drain()))
             case m.HandOver():
+                logger.info("handing over to the next node")
                 self._hand_over()
                 self._heirs.add(peer)
                 peer.send(m.Done(message.number))
@@ -323,7 +327,6 @@ class Node:
 
     def _hand_over(self) -> None:
         """From here on nothing in the pool changes, and the disk is the next node's."""
-        logger.info("handing over to the next node")
         self.draining = True
         self._closed.set()
         self._wake.set()
