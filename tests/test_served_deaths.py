@@ -289,6 +289,17 @@ def test_an_engine_sees_the_death_of_a_node_in_another_pid_namespace(tmp_path: P
     client.close()
 
 
+def test_a_process_that_the_node_sees_as_process_0_comes_back_for_its_own_rank(tmp_path: Path) -> None:
+    with served(tmp_path, within=APART) as node:
+        client = Client(node, "a", full(BLOCK))
+        assert node.engines()["a"]["pids"] == [0, 0]
+        client.attachment.close()
+        client.attach()
+        written = client.put(client.tokens(1, 4), {0: range(4)})
+        assert client.get(client.store.match(client.tokens(1, 4))) == written
+        client.close()
+
+
 def test_a_mapper_that_the_node_sees_as_process_0_may_not_be_mistaken_for_another(host: Host) -> None:
     engine = host.process(sys.executable, "-c", SCHEDULER, str(Path(__file__).parent), host.node.path)
     says(engine, "open")

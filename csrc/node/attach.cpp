@@ -94,7 +94,9 @@ void require_neighbour(std::uint32_t protocol) {
 }
 
 bool same_process(const Mapper& mapper, const Connection& connection) {
-  return mapper.pid == connection.peer.pid && mapper.pid != 0;
+  if (mapper.pid != 0 || connection.peer.pid != 0) return mapper.pid == connection.peer.pid;
+  const Fd peer = watch_peer(connection.socket.get());  // of another pid namespace, as many are
+  return peer && of_one_process(mapper.pidfd.get(), peer.get());
 }
 
 }  // namespace

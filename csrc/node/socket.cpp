@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <sys/un.h>
 
@@ -139,6 +140,14 @@ Fd watch_peer(int socket) {
 bool ended(int pidfd) {
   pollfd poll{.fd = pidfd, .events = POLLIN, .revents = 0};
   return ::poll(&poll, 1, 0) == 1;
+}
+
+bool of_one_process(int pidfd, int other) {
+  constexpr auto kPidFs = 0x50494446;  // its inodes are processes; those of older kernels' pidfds are all one
+  struct statfs system{};
+  struct stat one{}, two{};
+  return ::fstatfs(pidfd, &system) == 0 && system.f_type == kPidFs && ::fstat(pidfd, &one) == 0 &&
+         ::fstat(other, &two) == 0 && one.st_dev == two.st_dev && one.st_ino == two.st_ino;
 }
 
 bool hung_up(int socket) {

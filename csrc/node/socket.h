@@ -31,7 +31,9 @@ Peer peer_of(int socket);
 // A pidfd of the process at the other end, as it was when it connected or began to listen; empty, with errno,
 // if the process is gone or the kernel cannot.
 Fd watch_peer(int socket);
-bool ended(int pidfd);     // its process is dead
+bool ended(int pidfd);  // its process is dead
+// Both are of one process, which is alive; false where the kernel (before 6.9) cannot tell.
+bool of_one_process(int pidfd, int other);
 bool hung_up(int socket);  // nobody is at the other end
 
 Fd duplicate(int fd);
