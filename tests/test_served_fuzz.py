@@ -146,7 +146,7 @@ def test_calls_of_anything_end_their_session_or_are_answered(host: Host) -> None
             }
             fields |= {name: draw.choice(wide) for name in ("deadline", "bytes")}
             fields = {name: fields[name] for name in draw.sample(sorted(fields), draw.randrange(4))}
-            if session.call(draw.randrange(1, 17), **fields) is None:
+            if session.call(draw.randrange(1, 21), **fields) is None:
                 ended += 1
                 break
             answered += 1

@@ -19,7 +19,7 @@ from served_words import SECONDS, Client, ServedNode, served
 from test_served_fuzz import MAGIC, PROTOCOL, SESSION, connect
 from words import KIB, full
 
-LEADING, RESERVE, NOBODYS_VERB = 2, 9, 15
+LEADING, RESERVE, NOBODYS_VERB = 2, 9, 1 << 30
 BLOCK = 64 * KIB
 FIELDS = ("ns", "group", "first_unit", "units", "first", "count", "id", "deadline", "bytes", "at")
 FIELDS += ("kind", "first_shard", "shards", "zero")

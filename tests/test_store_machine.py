@@ -184,7 +184,7 @@ class StoreMachine(RuleBasedStateMachine):
         for handle, entry in granted.items():
             above = range(entry.block) if entry.group == 0 else ()
             if all(place(entry.sequence, 0, block) in known for block in above):
-                assert self.index.resident(handle)
+                assert self.index.resident([handle]).all()
 
     @precondition(lambda self: any(not writer.fenced for writer in self.writers))
     @rule(data=st.data())
@@ -336,7 +336,7 @@ class StoreMachine(RuleBasedStateMachine):
             if self.index.contains(e.sequence.chain(ns), e.group, e.block)
         }
         for handle, entry in list(self.entries.items()):
-            if not self.index.resident(handle):
+            if not self.index.resident([handle]).all():
                 continue
             del self.entries[handle]
             self.came += 1

@@ -31,6 +31,35 @@ py::tuple reserve(I& index, const BoundChain& chain,
   return py::make_tuple(status, reason, handles, to_array(std::move(slots)));
 }
 
+template <class I>
+py::tuple changes(I& index, Owner owner) {
+  std::vector<Change> since;
+  bool all = false;
+  {
+    const py::gil_scoped_release release;
+    all = index.changes(owner, since);
+  }
+  py::array_t<std::uint64_t> handles(static_cast<py::ssize_t>(since.size()));
+  py::array_t<std::uint8_t> reasons(handles.size());
+  for (std::size_t i = 0; i < since.size(); ++i) {
+    handles.mutable_data()[i] = since[i].handle;
+    reasons.mutable_data()[i] = static_cast<std::uint8_t>(since[i].reason);
+  }
+  return py::make_tuple(all, handles, reasons);
+}
+
+template <class I>
+py::array_t<bool> resident(const I& index, const Array<std::uint64_t>& handles) {
+  std::vector<bool> there;
+  {
+    const py::gil_scoped_release release;
+    there = index.resident(view(handles));
+  }
+  py::array_t<bool> result(static_cast<py::ssize_t>(there.size()));
+  std::copy(there.begin(), there.end(), result.mutable_data());
+  return result;
+}
+
 py::dict ledger_dict(const Ledger& l) {
   py::dict d;
   d["capacity"] = l.capacity;
@@ -168,6 +197,26 @@ void def_calls(py::class_<I>& c) {
           },
           py::arg("handles"), py::arg("shards") = std::pair(0, 0), release())
       .def("epoch", &I::epoch, py::arg("owner"))
+      .def(
+          "watch", [](I& index, std::size_t at_most, Owner owner) { index.watch(owner, at_most); },
+          py::arg("at_most"), py::arg("owner") = 0, release())
+      .def("changes", &changes<I>, py::arg("owner") = 0,
+           "-> (whether it is all that happened, handles uint64[n], reasons uint8[n]: 0 came, else why it "
+           "went)")
+      .def(
+          "handles",
+          [](const I& index, const BoundChain& chain,
+             std::tuple<std::uint32_t, std::uint64_t, std::uint64_t> range) {
+            std::vector<Handle> handles;
+            {
+              const py::gil_scoped_release released;
+              const auto [group, first, count] = range;
+              handles = index.handles(chain.chain, {group, first, count});
+            }
+            return py::array_t<std::uint64_t>(static_cast<py::ssize_t>(handles.size()), handles.data());
+          },
+          py::arg("chain"), py::arg("range"), "-> uint64[n]; 0: not resident")
+      .def("resident", &resident<I>, py::arg("handles"), "-> bool[n]")
       .def_property_readonly(
           "pool_id",
           [](const I& index) {
@@ -278,7 +327,6 @@ void register_index(py::module_& m) {
       .def_property_readonly("victims_wanted", &Index::victims_wanted)
       .def_property_readonly("columns", &columns_dict,
                              "Read-only arrays, a row an entry; `entry` is by record: entry[slot[row]].")
-      .def("resident", &Index::resident, py::arg("handle"))
       .def(
           "tick",
           [](Index& index) {
@@ -291,23 +339,6 @@ void register_index(py::module_& m) {
       .def_property_readonly("last_owner", &Index::last_owner)
       .def_property_readonly("first_epoch", &Index::first_epoch)
       .def("owner_dead", &Index::owner_dead, py::arg("owner"), release())
-      .def("watch", &Index::watch, py::arg("at_most"))
-      .def(
-          "changes",
-          [](Index& index, std::uint32_t watcher) {
-            std::vector<Change> since;
-            const bool all = index.changes(watcher, since);
-            py::array_t<std::uint64_t> handles(static_cast<py::ssize_t>(since.size()));
-            py::array_t<std::uint8_t> reasons(static_cast<py::ssize_t>(since.size()));
-            for (std::size_t i = 0; i < since.size(); ++i) {
-              handles.mutable_at(static_cast<py::ssize_t>(i)) = since[i].handle;
-              reasons.mutable_at(static_cast<py::ssize_t>(i)) = static_cast<std::uint8_t>(since[i].reason);
-            }
-            return py::make_tuple(all, handles, reasons);
-          },
-          py::arg("watcher"),
-          "-> (whether it is all that happened, handles uint64[n], reasons uint8[n]: 0 came, else why it "
-          "went)")
       .def("ledger", [](const Index& index) { return ledger_dict(index.ledger()); })
       .def("evictable", &Index::evictable, release())
       .def("audit", &Index::audit, release())

@@ -128,10 +128,14 @@ void Index::abort(std::span<const Handle> handles, Shards shards) {
   }
 }
 
-bool Index::resident(Handle handle) const {
+std::vector<bool> Index::resident(std::span<const Handle> handles) const {
   const std::lock_guard lock(impl_->mutex);
-  const std::uint32_t row = impl_->row_of(handle);
-  return row != kNoRow && impl_->state(row) == RowState::kResident;
+  std::vector<bool> there;
+  for (const Handle handle : handles) {
+    const std::uint32_t row = impl_->row_of(handle);
+    there.push_back(row != kNoRow && impl_->state(row) == RowState::kResident);
+  }
+  return there;
 }
 
 void Index::Impl::settle(std::uint32_t row) {

@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -105,7 +106,7 @@ struct Index::Impl {
     std::uint32_t row;
     bool operator<(const Victim& other) const { return last_use > other.last_use; }  // oldest on top
   };
-  std::vector<Watcher> watchers;
+  std::map<Owner, Watcher> watchers;
   static constexpr std::uint32_t kNobody = ~std::uint32_t{0};
   // Heaps, at most one entry a row that counts, checked when it is taken: everybody's, and one for each
   // namespace with a share.

@@ -213,6 +213,7 @@ void Index::owner_dead(Owner owner) {
     if (lease.owner == owner && lease.kind != LeaseKind::kPin) ended.push_back(id);
   for (const LeaseId id : ended) impl_->end_lease(id, Outcome::kExpired);
   impl_->end_writers(owner, ~std::uint64_t{0});
+  impl_->watchers.erase(owner);
 }
 
 void Index::forget(Owner owner) {

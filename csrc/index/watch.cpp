@@ -6,7 +6,7 @@
 namespace kvarter {
 
 void Index::Impl::tell(std::uint32_t row, Reason reason) {
-  for (Watcher& watcher : watchers) {
+  for (auto& [owner, watcher] : watchers) {
     if (watcher.changes.size() >= watcher.at_most) {
       watcher.lost = true;
       watcher.changes.clear();
@@ -15,24 +15,35 @@ void Index::Impl::tell(std::uint32_t row, Reason reason) {
   }
 }
 
-std::uint32_t Index::watch(std::size_t at_most) {
+void Index::watch(Owner owner, std::size_t at_most) {
   if (at_most == 0) throw std::invalid_argument("a watcher of 0 changes; expected at least 1");
   const std::lock_guard lock(impl_->mutex);
-  impl_->watchers.push_back({at_most, false, {}});
-  return static_cast<std::uint32_t>(impl_->watchers.size() - 1);
+  impl_->watchers[owner] = {at_most, false, {}};
 }
 
-bool Index::changes(std::uint32_t watcher, std::vector<Change>& since) {
+bool Index::changes(Owner owner, std::vector<Change>& since) {
   since.clear();
   const std::lock_guard lock(impl_->mutex);
-  if (watcher >= impl_->watchers.size())
-    throw std::invalid_argument("watcher " + std::to_string(watcher) + ", and there are " +
-                                std::to_string(impl_->watchers.size()));
-  Watcher& self = impl_->watchers[watcher];
+  const auto found = impl_->watchers.find(owner);
+  if (found == impl_->watchers.end())
+    throw std::invalid_argument("owner " + std::to_string(owner) + " does not watch");
+  Watcher& self = found->second;
   self.changes.swap(since);
   const bool all = !self.lost;
   self.lost = false;
   return all;
+}
+
+std::vector<Handle> Index::handles(const Chain& chain, const Range& range) const {
+  const std::lock_guard lock(impl_->mutex);
+  const GroupShape& shape = impl_->space(chain.ns, range.group).groups[range.group];
+  if (range.count > 0) key_at(chain, shape, range.group, range.first + range.count - 1);  // or it throws here
+  std::vector<Handle> handles(range.count);
+  for (std::uint64_t i = 0; i < range.count; ++i) {
+    const std::uint32_t row = impl_->find(key_at(chain, shape, range.group, range.first + i));
+    if (row != kNoRow && impl_->state(row) == RowState::kResident) handles[i] = impl_->handle_of(row);
+  }
+  return handles;
 }
 
 }  // namespace kvarter

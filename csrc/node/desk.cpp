@@ -102,13 +102,25 @@ void complete(Index& index, Owner owner, const wire::Call& call, std::span<const
   index.complete(own, call.first_shard, ok, checksums);
 }
 
+void changes(Index& index, Owner owner, std::span<std::byte> outbox, wire::Reply& reply) {
+  std::vector<Change> since;
+  reply.id = index.changes(owner, since);
+  reply.count = since.size();
+  auto* const handles = reinterpret_cast<Handle*>(outbox.data());
+  auto* const reasons = reinterpret_cast<std::uint8_t*>(handles + since.size());
+  for (std::size_t i = 0; i < since.size(); ++i) {
+    handles[i] = since[i].handle;
+    reasons[i] = static_cast<std::uint8_t>(since[i].reason);
+  }
+}
+
 }  // namespace
 
 const char* name(wire::Verb verb) noexcept {
-  static constexpr const char* kNames[] = {"none",          "look",           "leading",       "last_run",
-                                           "contains",      "lease",          "slots",         "release",
-                                           "drop_corrupt",  "reserve",        "complete",      "abort",
-                                           "below_leading", "below_last_run", "below_contains"};
+  static constexpr const char* kNames[] = {
+      "none",          "look",           "leading",        "last_run", "contains", "lease",
+      "slots",         "release",        "drop_corrupt",   "reserve",  "complete", "abort",
+      "below_leading", "below_last_run", "below_contains", "watch",    "changes",  "resident", "handles"};
   static_assert(std::size(kNames) == wire::kVerbs);
   return kNames[verb];
 }
@@ -180,6 +192,28 @@ bool serve(Index& index, const DiskLog* log, Owner owner, const wire::Call& call
         require(log != nullptr);
         reply.count = log->contains(chain_of(call, inbox), call.group, call.first);
         break;
+      case wire::kWatch:
+        require(call.count > 0 && call.count <= outbox.size() / (sizeof(Handle) + 1));  // fit an answer
+        index.watch(owner, static_cast<std::size_t>(call.count));
+        break;
+      case wire::kChanges:
+        changes(index, owner, outbox, reply);
+        break;
+      case wire::kResident: {
+        require(call.count <= outbox.size());
+        const std::vector<bool> there = index.resident(array<Handle>(inbox, call.at, call.count));
+        reply.count = there.size();
+        std::ranges::transform(there, outbox.begin(), [](bool is) { return std::byte{is}; });
+        break;
+      }
+      case wire::kHandles: {
+        require(call.count <= outbox.size() / sizeof(Handle));
+        const std::vector<Handle> handles =
+            index.handles(chain_of(call, inbox), {call.group, call.first, call.count});
+        reply.count = handles.size();
+        std::ranges::copy(handles, reinterpret_cast<Handle*>(outbox.data()));
+        break;
+      }
       default:
         return false;
     }

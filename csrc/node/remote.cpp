@@ -246,6 +246,49 @@ void RemoteIndex::abort(std::span<const Handle> handles, Shards shards) {
 
 std::uint64_t RemoteIndex::epoch(Owner) const { return impl_->epoch; }
 
+void RemoteIndex::watch(Owner, std::size_t at_most) {
+  const std::lock_guard lock(impl_->mutex);
+  wire::Reply reply{};
+  const std::uint64_t at_once = wire::kOutbox / (sizeof(Handle) + 1);
+  impl_->ask({.verb = wire::kWatch, .count = std::min<std::uint64_t>(at_most, at_once)}, reply);
+}
+
+bool RemoteIndex::changes(Owner, std::vector<Change>& since) {
+  since.clear();
+  const std::lock_guard lock(impl_->mutex);
+  wire::Reply reply{};
+  if (!impl_->ask({.verb = wire::kChanges}, reply)) return false;
+  const auto* const handles = reinterpret_cast<const Handle*>(impl_->outbox());
+  const auto* const reasons = reinterpret_cast<const std::uint8_t*>(handles + reply.count);
+  for (std::uint64_t i = 0; i < reply.count; ++i)
+    since.push_back({handles[i], static_cast<Reason>(reasons[i])});
+  return reply.id != 0;
+}
+
+std::vector<Handle> RemoteIndex::handles(const Chain& chain, const Range& range) const {
+  const std::lock_guard lock(impl_->mutex);
+  std::vector<Handle> handles(range.count);
+  wire::Call call{.verb = wire::kHandles, .group = range.group, .first = range.first, .count = range.count};
+  wire::Reply reply{};
+  if (impl_->put(chain, call) && impl_->ask(call, reply) && reply.count == range.count)
+    std::memcpy(handles.data(), impl_->outbox(), handles.size() * sizeof(Handle));
+  return handles;
+}
+
+std::vector<bool> RemoteIndex::resident(std::span<const Handle> handles) const {
+  const std::lock_guard lock(impl_->mutex);
+  std::vector<bool> there(handles.size());
+  const std::size_t at_once = wire::kInbox / sizeof(Handle);
+  for (std::size_t from = 0; from < handles.size(); from += at_once) {
+    const std::size_t count = std::min(at_once, handles.size() - from);
+    impl_->put_at(0, handles.subspan(from, count));
+    wire::Reply reply{};
+    if (!impl_->ask({.verb = wire::kResident, .count = count}, reply)) break;
+    for (std::size_t i = 0; i < count; ++i) there[from + i] = impl_->outbox()[i] != std::byte{0};
+  }
+  return there;
+}
+
 std::uint64_t RemoteIndex::below_leading(const Chain& chain, std::uint32_t group, std::uint64_t from,
                                          std::uint64_t limit) const {
   return impl_->connected ? impl_->find(wire::kBelowLeading, chain, group, from, limit, 0) : 0;

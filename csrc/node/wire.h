@@ -59,8 +59,12 @@ enum Verb : std::uint32_t {  // numbers keep their meaning for ever
   kBelowLeading = 12,
   kBelowLastRun = 13,
   kBelowContains = 14,
+  kWatch = 15,
+  kChanges = 16,
+  kResident = 17,
+  kHandles = 18,
 };
-inline constexpr std::uint32_t kVerbs = 15;  // numbers below
+inline constexpr std::uint32_t kVerbs = 19;  // numbers below
 
 struct Call {  // client to node, on a session; PROTOCOL.md says which verb reads which fields
   std::uint32_t verb = 0, number = 0, ns = 0, group = 0;

@@ -10,6 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from . import _core
 from .finding import AnyIndex, Found, Space, runs
@@ -229,6 +230,11 @@ class BaseStore(ABC):
 
     @abstractmethod
     def _tick(self) -> None: ...
+
+    def handles(self, sequence: Sequence, group: int, blocks: range) -> npt.NDArray[np.uint64]:
+        """What the index calls these blocks to who watches it (uint64[n]); 0 for one that is not resident."""
+        space = self._space(sequence.namespace)
+        return space.index.handles(sequence.chain(space.above), (group, blocks.start, len(blocks)))
 
     # --- account
 

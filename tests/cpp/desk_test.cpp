@@ -345,3 +345,27 @@ TEST_CASE("the desk times the calls that it answers, by verb, and no others") {
     CHECK(std::accumulate(buckets.begin(), buckets.end(), std::uint64_t{0}) == (verb == wire::kLook ? 1 : 0));
   }
 }
+
+TEST_CASE("a session that watches is told what everybody's blocks come to, and nobody else is") {
+  Desk desk;
+  CHECK_FALSE(desk.ask({.verb = wire::kChanges}));
+  REQUIRE(desk.ask({.verb = wire::kWatch, .count = 100}));
+  CHECK_FALSE(desk.ask({.verb = wire::kChanges}, kOthers));
+  desk.stored(text(1, 3));
+  REQUIRE(desk.ask({.verb = wire::kChanges}));
+  CHECK((desk.reply.id == 1 && desk.reply.count == 3));
+  std::vector<Handle> handles(3);
+  std::memcpy(handles.data(), desk.outbox.data(), 3 * sizeof(Handle));
+  handles.push_back(handles[0] + (Handle{1} << 40));
+  desk.put(0, handles);
+  REQUIRE(desk.ask({.verb = wire::kResident, .count = 4}));
+  CHECK(desk.reply.count == 4);
+  CHECK(std::to_integer<int>(desk.outbox[2]) == 1);
+  CHECK(std::to_integer<int>(desk.outbox[3]) == 0);
+  for (const std::uint64_t wrong : {0ul, 1ul << 20, ~0ul})
+    CHECK_FALSE(desk.ask({.verb = wire::kWatch, .count = wrong}));
+  REQUIRE(desk.ask({.verb = wire::kWatch, .count = 2}));
+  desk.stored(text(2, 3));
+  REQUIRE(desk.ask({.verb = wire::kChanges}));
+  CHECK((desk.reply.id == 0 && desk.reply.count == 0));
+}

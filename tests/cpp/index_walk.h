@@ -30,12 +30,16 @@ class Walk {
   static std::vector<Digest> digests(std::uint64_t id) { return text(id, kUnits, id % 3 * 3); }
   static std::size_t texts() { return 9; }
 
-  explicit Walk(unsigned seed) : random_(seed), w_(2 << 20, groups(), kSlots) {}
+  explicit Walk(unsigned seed) : random_(seed), w_(2 << 20, groups(), kSlots) {
+    w_.index.watch(kWatcher, 1 << 20);
+  }
   // Goes on with what another walk's process left, in the namespace of `epoch`.
   Walk(unsigned seed, std::vector<Memfd> arenas, Memfd records, std::uint64_t epoch)
       : random_(seed),
         w_(std::move(arenas), std::move(records), space(epoch), groups(), kSlots),
-        epoch_(epoch) {}
+        epoch_(epoch) {
+    w_.index.watch(kWatcher, 1 << 20);
+  }
 
   void step() {
     switch (pick(13)) {
@@ -77,7 +81,8 @@ class Walk {
     REQUIRE_MESSAGE(findings.empty(), findings);
     hear();
     REQUIRE(here_before_ + came_.size() - gone_before_ == w_.index.counters().resident_blocks);
-    for (const Handle handle : came_) REQUIRE(w_.index.resident(handle));
+    const std::vector<Handle> came(came_.begin(), came_.end());
+    REQUIRE(std::ranges::count(w_.index.resident(came), true) == std::ssize(came));
   }
 
   void settle() {
@@ -113,7 +118,7 @@ class Walk {
   // What a watcher is told: each block comes at most once, and goes only when it was there.
   void hear() {
     std::vector<Change> changes;
-    REQUIRE(w_.index.changes(watcher_, changes));
+    REQUIRE(w_.index.changes(kWatcher, changes));
     for (const Change& change : changes) {
       if (change.reason == Reason::kNone)
         REQUIRE(came_.insert(change.handle).second);
@@ -317,13 +322,13 @@ class Walk {
     }
   }
 
+  static constexpr Owner kWatcher = 9;  // which writes nothing, and lives
   std::mt19937_64 random_;
   World w_;
   std::vector<Writer> writers_;
   std::vector<Reader> readers_;
   std::map<Owner, std::uint64_t> fences_;
   std::uint64_t epoch_ = 0;
-  std::uint32_t watcher_ = w_.index.watch(1 << 20);
   std::uint64_t here_before_ = w_.index.counters().resident_blocks, gone_before_ = 0;
   std::set<Handle> came_;
 };

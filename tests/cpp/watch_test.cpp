@@ -6,7 +6,7 @@ using namespace kvarter;
 
 namespace {
 
-std::vector<Reason> reasons(Index& index, std::uint32_t watcher) {
+std::vector<Reason> reasons(Index& index, Owner watcher) {
   std::vector<Change> changes;
   REQUIRE(index.changes(watcher, changes));
   std::vector<Reason> result;
@@ -18,7 +18,8 @@ std::vector<Reason> reasons(Index& index, std::uint32_t watcher) {
 
 TEST_CASE("a watcher is told what came, parents first, and why it went, leaves first") {
   World w(2 << 20, {{1, 1, true, {4096}}});
-  const std::uint32_t watcher = w.index.watch(100);
+  const Owner watcher = 1;
+  w.index.watch(watcher, 100);
   const auto a = text(1, 3);
   const auto writing = w.reserve(a, {0, 0, 3});
   CHECK(reasons(w.index, watcher).empty());
@@ -41,7 +42,8 @@ TEST_CASE("a watcher is told what came, parents first, and why it went, leaves f
 
 TEST_CASE("a watcher is told of blocks that were given up in flight") {
   World w(2 << 20, {{1, 1, true, {4096}}});
-  const std::uint32_t watcher = w.index.watch(100);
+  const Owner watcher = 1;
+  w.index.watch(watcher, 100);
   const auto writing = w.reserve(text(1, 2), {0, 0, 2});
   w.index.abort(std::span(writing.handles).first(1));
   CHECK(reasons(w.index, watcher) == std::vector{Reason::kNoParent, Reason::kAborted});
@@ -49,7 +51,9 @@ TEST_CASE("a watcher is told of blocks that were given up in flight") {
 
 TEST_CASE("a watcher that was told too much learns that it was not all, and goes on from there") {
   World w(2 << 20, {{1, 1, true, {4096}}});
-  const std::uint32_t few = w.index.watch(2), many = w.index.watch(100);
+  const Owner few = 1, many = 2;
+  w.index.watch(few, 2);
+  w.index.watch(many, 100);
   w.store(text(1, 3));
   std::vector<Change> changes;
   CHECK_FALSE(w.index.changes(few, changes));
@@ -58,4 +62,13 @@ TEST_CASE("a watcher that was told too much learns that it was not all, and goes
   CHECK(reasons(w.index, few).size() == 1);
   CHECK(reasons(w.index, many).size() == 4);
   CHECK_THROWS_AS(w.index.changes(7, changes), std::invalid_argument);
+}
+
+TEST_CASE("a watcher that died is remembered nothing for") {
+  World w(2 << 20, {{1, 1, true, {4096}}});
+  w.index.watch(1, 100);
+  w.index.owner_dead(1);
+  w.store(text(1, 3));
+  std::vector<Change> changes;
+  CHECK_THROWS_AS(w.index.changes(1, changes), std::invalid_argument);
 }

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvarter.demo import engine, models
+from router import Router
 
 engine.prepare()  # before anything imports torch: it reads the environment then
 
@@ -165,3 +166,12 @@ def runner(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Which of vLLM's model runners drives the worker's side."""
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(int(request.param == "v2")))
     return request.param
+
+
+@pytest.fixture
+def events(tmp_path: Path) -> Iterator[tuple[Router, dict[str, Any]]]:
+    """A router, and the engine's settings under which it hears of everything."""
+    endpoint = f"ipc://{tmp_path}/events"
+    router = Router(endpoint)
+    yield router, {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
+    router.close()

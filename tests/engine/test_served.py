@@ -219,6 +219,39 @@ def test_a_node_that_is_killed_under_load_costs_its_engines_a_cache_and_no_reque
     assert node.idle_ledger()["resident"] > 0
 
 
+def test_routers_hear_of_what_each_engine_finds_at_the_node_and_of_all_that_goes_with_it(
+    node: ServedNode, start: Any, another: Any, prompts: Any, kvarter_config: Any, events: Any
+) -> None:
+    router, settings = events
+    mine, theirs = prompts(2, 320, seed=86)
+    kv = kvarter_config(node=f"unix://{node.path}")
+    assert another("llama", kv).ask([theirs], 4)  # stored by another engine, which publishes nothing
+    llm = start("llama", kv=kv, **settings_of("llama"), kv_events_config=settings)
+
+    def told(prompt: list[int]) -> int:
+        engine.settle(llm)
+        engine.ask(llm, [[1, 2, 3]], 1)  # events go with a step
+        router.listen()
+        return router.leading(prompt, 0)
+
+    engine.ask(llm, [mine], 4)
+    assert told(mine) == 320
+    assert told(theirs) == 0  # nobody has asked this engine for it
+    assert engine.ask(llm, [theirs], 4)[0].cached_tokens == 288
+    assert told(theirs) == 320
+    node.kill()
+    until(lambda: told(mine) == told(theirs) == 0, "all of it is withdrawn")
+    node.start()
+
+    def told_again() -> bool:
+        engine.drop_prefix_cache(llm)
+        engine.ask(llm, [mine], 4)
+        return told(mine) == 320
+
+    until(told_again, "the engine is attached again")
+    assert router.strays == []
+
+
 def test_a_stopped_node_holds_up_no_request(
     node: ServedNode, start: Any, prompts: Any, baseline: Any, kvarter_config: Any
 ) -> None:

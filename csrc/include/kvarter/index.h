@@ -260,7 +260,7 @@ class Index {
   // Gives the entries up. Slots of other shards stay until their writers have reported. REQUIRES: no writer
   // touches the slots of `shards` any more.
   void abort(std::span<const Handle> handles, Shards shards = {});
-  bool resident(Handle handle) const;
+  std::vector<bool> resident(std::span<const Handle> handles) const;
 
   // --- placement: what a policy says off the hot path, and may be wrong about
   // Blocks [first, first + classes.size()) of a group, as far as they are there, get these classes. Returns
@@ -303,11 +303,15 @@ class Index {
   std::uint64_t epoch(Owner owner) const;
 
   // --- watching
-  // From now on remembers for this watcher what becomes of blocks, up to `at_most` changes at a time.
-  std::uint32_t watch(std::size_t at_most);
+  // From now on remembers for this owner what becomes of all blocks, up to `at_most` changes at a time; its
+  // death ends that.
+  void watch(Owner owner, std::size_t at_most);
   // What happened since the last call, in its order. False when there was more than could be remembered: then
-  // none of it is told, and the watcher has to look anew.
-  bool changes(std::uint32_t watcher, std::vector<Change>& since);
+  // none of it is told, and the watcher has to look anew. Throws std::invalid_argument for who does not
+  // watch.
+  bool changes(Owner owner, std::vector<Change>& since);
+  // The handles of these blocks, 0 for one that is not resident. With the mutex, and as long as the range.
+  std::vector<Handle> handles(const Chain& chain, const Range& range) const;
 
   // --- account
   Ledger ledger() const;

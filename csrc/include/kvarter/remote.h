@@ -67,6 +67,11 @@ class RemoteIndex {
   void abort(std::span<const Handle> handles, Shards shards = {});
   // As the node's last answer said.
   std::uint64_t epoch(Owner owner) const;
+  // Of at most 932,067 changes, which is what an answer holds; where there is no node, not all is told.
+  void watch(Owner owner, std::size_t at_most);
+  bool changes(Owner owner, std::vector<Change>& since);
+  std::vector<Handle> handles(const Chain& chain, const Range& range) const;
+  std::vector<bool> resident(std::span<const Handle> handles) const;
   // As DiskLog's methods, of the log below the node's index. False, or nothing, where there is none.
   std::uint64_t below_leading(const Chain& chain, std::uint32_t group, std::uint64_t from,
                               std::uint64_t limit) const;

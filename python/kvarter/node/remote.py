@@ -13,6 +13,9 @@ import time
 from collections import Counter
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .. import _core
 from ..base_store import BaseStore
 from ..errors import AttachError, AuditError
@@ -214,6 +217,12 @@ class RemoteStore(BaseStore):
         with self._lock:
             index, _ = self._pins.pop(pin, (None, 0))
         return index is not None and index.release(pin, _core.Outcome.Unused)
+
+    def handles(self, sequence: Sequence, group: int, blocks: range) -> npt.NDArray[np.uint64]:
+        try:
+            return super().handles(sequence, group, blocks)
+        except AttachError:
+            return np.zeros(len(blocks), np.uint64)
 
     # --- wishes, and what placement is told
 

@@ -13,10 +13,9 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ... import _core
 from ...base_store import BaseStore
 from ...config import Config
-from ...errors import AttachError, UnsupportedEngine
+from ...errors import AttachError
 from ...geometry import State
 from ...node import home
 from ...policy import AlwaysLoad
@@ -83,12 +82,7 @@ class SchedulerSide:
         published = vllm_config.kv_events_config
         self._events: Events | None = None
         if published is not None and published.enable_kv_cache_events:
-            if not isinstance(self.store.index, _core.Index):
-                raise UnsupportedEngine(
-                    "this engine publishes KV events, and its pool is a node's: this version of Kvarter tells only of "
-                    "an embedded pool; turn one of the two off"
-                )
-            self._events = Events(self.store.index, kv_config, groups)
+            self._events = Events(self.store, kv_config, groups)
         self._await_ranks()
 
     def _await_ranks(self) -> None:
@@ -293,6 +287,8 @@ class SchedulerSide:
         self.store.drop_hold(request.request_id)
         if self._ready() and request.request_id not in self.loads:
             self._plan(state, request.num_computed_tokens - request.num_output_placeholders, table)
+        if self._events is not None and state.sequence is not None:
+            self._events.ended(request, state.sequence)
         if state.hints.ttl and state.sequence is not None:
             self.store.pin(state.sequence, state.hints.ttl)
 
