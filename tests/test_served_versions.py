@@ -1,6 +1,6 @@
 """Versions next to the node's, byte by byte as they are spoken: understood; all others are refused, both named.
 
-A mapper of version 1, which knew of no sessions, is the raw client of test_node.py.
+A mapper of version 1, which knew of no sessions, is the raw client of attach_words.py.
 """
 
 import os
