@@ -87,6 +87,12 @@ class World:
             assert ticket.status == _core.Status.Ok
             return self.read(ticket)
 
+    def burst(self, first: int = 1000, blocks: int = 600) -> None:
+        """Puts more one-block sequences than the pool has room for, of tokens from `first` on."""
+        for number in range(first, first + blocks):
+            self.clock.advance(1e-6)
+            self.put(self.sequence([number] * 4), {0: range(1)})
+
     def pass_time(self, seconds: float) -> None:
         """Moves the clock and lets the store notice."""
         self.clock.advance(seconds)

@@ -19,13 +19,6 @@ from words import KIB, MIB, World, full
 TOKENS = range(32)
 
 
-def burst(world, first=1000, blocks=600):
-    """More one-block sequences than the pool has room for."""
-    for number in range(first, first + blocks):
-        world.clock.advance(1e-6)
-        world.put(world.sequence([number] * 4), {0: range(1)})
-
-
 def test_44_the_hit_rate_is_the_same_after_the_pool_was_turned_over_twenty_times():
     world = World(full(32 * KIB))  # 64 blocks
     hits = []
@@ -71,7 +64,7 @@ def test_48_usage_falls_when_blocks_go_and_stores_go_on():
     world = World()
     empty = world.store.audit()
     for _ in range(5):
-        burst(world)
+        world.burst()
         assert world.store.audit()["resident"] > 0
         assert world.store.stats()["no_space"] == 0
         world.store.invalidate(world.namespace)
@@ -141,10 +134,10 @@ def test_51_the_blocks_of_an_aborted_load_can_be_evicted_again():
     chain = world.sequence(TOKENS)
     world.put(chain, {0: range(8)})
     ticket = world.store.load(world.store.match(chain), 1e6)
-    burst(world)
+    world.burst()
     assert world.store.match(chain)
     ticket.finish(_core.Outcome.Unused)
-    burst(world, first=5000)
+    world.burst(first=5000)
     assert not world.store.match(chain)
     assert world.store.stats()["load_unused"] == 7
 
@@ -171,5 +164,5 @@ def test_53_a_large_block_finds_room_among_small_ones_while_anything_may_go():
         world.put(world.sequence([int(number)] * 4), {0: range(1)})
     for number in range(10):
         assert world.put(world.sequence([7000 + number] * 4), {1: range(1)})
-        burst(world, first=10_000 + 300 * number, blocks=300)
+        world.burst(first=10_000 + 300 * number, blocks=300)
     world.store.audit()
