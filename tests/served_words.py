@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from kvarter import _core
 from kvarter.geometry import CacheGroup
@@ -145,10 +145,16 @@ class ServedNode:
         return next(int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
 
 
+class Served(Protocol):
+    """A node, for who comes to it."""
+
+    path: str
+
+
 class Client(World):
     """An engine of one rank in this process: a session, and a mapping that its one worker would have."""
 
-    def __init__(self, node: ServedNode, name: str, *groups: CacheGroup, **options: Any) -> None:
+    def __init__(self, node: Served, name: str, *groups: CacheGroup, **options: Any) -> None:
         self.node = node
         self.namespace = namespace(*(groups or (full(64 * KIB),)), **options.pop("names", {}))
         self._stamp = hash(name) % 1000 << 32
