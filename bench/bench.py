@@ -1,6 +1,7 @@
 """Kvarter's benchmark: named workloads, each row beside a limit or a plain baseline of the same run.
 
     python bench/bench.py WORKLOAD... [--json FILE] [--compare FILE] [--check] [--quick] [--trace FILE]
+                             [--peer PYTHON]
 
 With --check every byte that moves is verified and every store audited: then it is the soak test, and fails
 when anything is wrong. A goal that is missed is shown and never changes the exit status.
@@ -32,9 +33,15 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="small and short; the numbers mean little")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="replay this trace (admit)")
+    parser.add_argument(
+        "--peer",
+        type=Path,
+        metavar="PYTHON",
+        help="an interpreter with LMCache: measure its server too (node)",
+    )
     args = parser.parse_args()
 
-    run = report.Run(quick=args.quick, check=args.check, trace=args.trace)
+    run = report.Run(quick=args.quick, check=args.check, trace=args.trace, peer=args.peer)
     before = (
         {row["case"]: row for row in json.loads(args.compare.read_text())["rows"]} if args.compare else {}
     )

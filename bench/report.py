@@ -63,12 +63,14 @@ class Run:
     """What every workload is given.
 
     quick: a few seconds for all of it, to see that it works. check: verify every byte and audit every store;
-    what is wrong goes to `wrong`. trace: to be replayed, instead of a generated one.
+    what is wrong goes to `wrong`. trace: to be replayed, instead of a generated one. peer: an interpreter with
+    LMCache.
     """
 
     quick: bool = False
     check: bool = False
     trace: Path | None = None
+    peer: Path | None = None
     wrong: list[str] = field(default_factory=list)
 
     @property

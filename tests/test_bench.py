@@ -84,3 +84,13 @@ def test_a_nodes_pool_is_measured_beside_an_embedded_one_and_every_byte_is_right
     rows = [row["case"] for row in json.loads(path.read_text())["rows"]]
     for word in ("round trip, p99", "round trip of 16 clients", "match and hold", "put", "get"):
         assert any(case.startswith(word) for case in rows)
+
+
+def test_an_interpreter_without_the_peer_is_named_before_anything_is_measured(tmp_path: Path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 3\n")
+    python.chmod(0o755)
+    ran = bench("node", "--quick", "--peer", python)
+    assert ran.returncode == 1
+    assert f"{python} bench/peers/lmcache_server.py ended, status 3" in ran.stderr
+    assert "ours" not in ran.stdout

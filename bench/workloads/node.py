@@ -1,7 +1,7 @@
 """A pool in another process beside one in this: round trips, matches, blocks, and sixteen clients at once.
 
 The round trip is beside a Unix socket's between two processes that do nothing else; all else is beside the same
-Store embedded, which sends no message.
+Store embedded, which sends no message. With `--peer PYTHON` LMCache's server is measured too (`peer`).
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ import numpy as np
 
 from crowd import BLOCK as SMALL
 from crowd import UNIT, Crowd, size
-from kvarter import _core
 from kvarter.base_store import BaseStore
-from kvarter.node import Attachment, Invitation, RemoteStore
-from memory import touch
+from kvarter.node import RemoteStore
 from report import Row, Run, race, rate_row, time_row, timed
 from served import BUSY, CALLER, echo, end, here, node, process
 
+from . import peer
+from .served_cache import ServedCache
 from .store import Cache
 
 CLIENTS = 16
 
 
 def run(run: Run) -> Iterator[Row]:
+    if run.peer:
+        yield from peer.run(run, run.peer)
     yield from round_trips(run)
     yield from matches(run)
     yield from blocks(run)
@@ -104,26 +106,6 @@ def matches(run: Run) -> Iterator[Row]:
         if run.check:
             store.audit()
         store.close()
-
-
-class ServedCache(Cache):
-    """The same of a pool that is a node's. path: the node's."""
-
-    def __init__(self, path: str, run: Run, block: int, segment: int, batch: int, dram: int) -> None:
-        self.path = path
-        super().__init__(run, block, segment, batch, dram)
-
-    def open(self, dram: int, max_blocks: int) -> tuple[BaseStore, _core.Mapping]:
-        store = RemoteStore(self.path, "mover", timeout=60.0, patience=20.0)
-        invitation = Invitation(self.path, "mover", _core.LAYOUT_VERSION)
-        self.attachment = Attachment(invitation, 0, _core.HostCopyEngine(0), 60.0)
-        mapping = self.attachment._mapping
-        touch(mapping)
-        return store, mapping
-
-    def close(self) -> None:
-        self.attachment.close()
-        self.store.close()
 
 
 def blocks(run: Run) -> Iterator[Row]:

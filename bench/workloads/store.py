@@ -46,6 +46,7 @@ class Cache:
         self.blocks = np.arange(batch, dtype=np.int64)
         self.kept = dram // block // batch // 2  # puts that are certainly still there
         self.puts: list[Sequence] = []
+        self.stored = 0  # blocks of all puts
         while len(self.puts) < 2 * self.kept + 2:
             self.put(0)
 
@@ -78,6 +79,7 @@ class Cache:
         statuses, checksums = self.copier.take(ticket)
         reservation.commit(0, (statuses == 0).astype(np.uint8), checksums)
         self.puts.append(sequence)
+        self.stored += len(reservation)
         self.run.require(len(reservation) == self.batch, f"store: put: {reservation.reasons()}")
 
     def gather(self, number: int) -> float:
