@@ -209,6 +209,7 @@ order of the ranges: as Index.slots gives them. They are borrowed until poll ret
              return log->audit();
            })
       .def_property_readonly("version", [](const BoundLog& bound) { return bound.log()->version(); })
+      .def_property_readonly("resting", [](const BoundLog& bound) { return bound.log()->resting(); })
       .def_property_readonly("durable_sequence",
                              [](const BoundLog& bound) { return bound.log()->durable_sequence(); })
       .def_property_readonly("device", [](const BoundLog& bound) { return bound.log()->device(); })

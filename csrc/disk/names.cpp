@@ -108,6 +108,11 @@ bool DiskLog::contains(const Chain& chain, std::uint32_t group, std::uint64_t bl
 
 std::uint64_t DiskLog::version() const { return impl_->version.load(std::memory_order_acquire); }
 
+bool DiskLog::resting() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->clock.now() < impl_->failing_until;
+}
+
 void DiskLog::touch(const Chain& chain, const Range& range) {
   const std::lock_guard lock(impl_->mutex);
   impl_->check_range(chain, range);

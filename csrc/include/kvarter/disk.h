@@ -177,6 +177,8 @@ class DiskLog {
   bool contains(const Chain& chain, std::uint32_t group, std::uint64_t block) const;
   // Changes whenever a look-up may answer differently.
   std::uint64_t version() const;
+  // The device has failed and is left alone for a while: what is written meanwhile may be kRejected.
+  bool resting() const;
 
   // --- hints
   // The range was hit above: it, and its ancestors, were used now. Blocks that are not here are passed over.
