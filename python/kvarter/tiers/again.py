@@ -41,8 +41,8 @@ class Again:
         self._next = 0.0
 
     def look(self, spaces: Mapping[int, Space]) -> None:
-        """Queues what may go; does nothing until the last look is `LOOK_SECONDS` ago, nor while the device rests after a
-        failure: it would refuse what nobody offers again. spaces: by number in the log."""
+        """Queues what may go; does nothing until the last look is `LOOK_SECONDS` ago, nor while the device rests after
+        a failure: it would refuse what nobody offers again. spaces: by number in the log."""
         if (now := time.monotonic()) < self._next or self._log.resting:
             return
         self._next = now + LOOK_SECONDS
