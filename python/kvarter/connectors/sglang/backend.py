@@ -76,6 +76,8 @@ class KvarterHiCache(HiCacheStorage):
         self._session: Session | None = None
         self._pools: dict[str, tuple[Any, Pages]] = {}
         self._complaints: set[tuple[str, str]] = set()
+        said = dict(storage_config.extra_config or {})
+        self._in_place = bool(said.get("interface_v1", 0))
         if disabled():
             logger.warning("KVARTER_DISABLE is set: nothing is cached")
             return
@@ -83,8 +85,6 @@ class KvarterHiCache(HiCacheStorage):
             raise UnsupportedEngine(
                 f"SGLang {sglang_version} is installed; this version of Kvarter supports {SUPPORTED_SGLANG}"
             )
-        said = dict(storage_config.extra_config or {})
-        self._in_place = bool(said.get("interface_v1", 0))
         self._config = Config.load({name: value for name, value in said.items() if name not in _SGLANGS})
         ranks = storage_config.tp_size * storage_config.pp_size * storage_config.attn_cp_size
         if ranks > 1 and self._config.node is None:

@@ -133,9 +133,9 @@ def _release() -> str:
 def _processor() -> str:
     import torch
 
-    return (
-        torch.cuda.get_device_name() if torch.cuda.is_available() else torch.backends.cpu.get_cpu_capability()
-    )
+    gpu = torch.cuda.is_available()
+    name: str = torch.cuda.get_device_name() if gpu else torch.backends.cpu.get_cpu_capability()
+    return name
 
 
 def _weight_version() -> str:

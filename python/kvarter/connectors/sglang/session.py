@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ... import _core
 from ...config import Config
 from ...errors import AttachError
-from ...node import Attachment, home, invited
+from ...node import Attachment, RemoteStore, home, invited
 from ...policy import AlwaysLoad
 from ...sequence import Sequence
 from ...store import Store
@@ -207,18 +207,24 @@ class Session:
         return done
 
     def _attach(self) -> None:
-        """A node may go, and another one come: then this process attaches again."""
-        begun, told = time.monotonic(), False
+        """A node may go, and another one come, or the session with it may be another: then this process attaches
+        again."""
+        begun, told, seen = time.monotonic(), False, 0
         while not self._closed.wait(_RETRY_SECONDS):
-            if self._attachment is not None and self._attachment.connected:
+            session = self.store.incarnation if isinstance(self.store, RemoteStore) else 0
+            if self._attachment is not None and self._attachment.connected and session == seen:
                 begun, told = time.monotonic(), False
                 continue
             try:
-                self._attachment = Attachment(self._invited, 0, self._engine)
+                attachment, seen = Attachment(self._invited, 0, self._engine), session
             except AttachError as error:
                 if not told and time.monotonic() - begun > _PATIENCE:
                     told = True
                     logger.error("%s; nothing is cached until that works", error)
+                continue
+            if self._attachment is not None:
+                self._attachment.close()
+            self._attachment = attachment
 
     def close(self) -> None:
         """Idempotent."""
