@@ -31,24 +31,42 @@ PAGE, LAYERS, HEADS, DIM = 16, 2, 2, 32
 LAYOUTS = ("layer_first", "page_first", "page_first_direct", "page_head")
 
 
-def mha_pool(layout: str = "page_first", *, pages: int = 64, dtype: torch.dtype = torch.float32) -> Any:
-    tokens = pages * PAGE
-    tensors = tuple(torch.zeros(tokens, HEADS, DIM, dtype=dtype) for _ in range(LAYERS))
-    nothing = torch.zeros(LAYERS, dtype=torch.int64)
+def mha_pool(
+    layout: str = "page_first",
+    *,
+    pages: int = 64,
+    dtype: torch.dtype = torch.float32,
+    page_tokens: int = PAGE,
+    layers: int = LAYERS,
+    heads: int = HEADS,
+    dim: int = DIM,
+) -> Any:
+    tokens = pages * page_tokens
+    tensors = tuple(torch.zeros(tokens, heads, dim, dtype=dtype) for _ in range(layers))
+    nothing = torch.zeros(layers, dtype=torch.int64)
     buffers = KVBuffers(
         k=tensors, v=tensors, k_data_ptrs=nothing, v_data_ptrs=nothing, layout=KVBufferLayout.NHD
     )
     info = MHABufferInfo(
         buffers=buffers,
-        page_size=PAGE,
-        head_num=HEADS,
-        head_dim=DIM,
-        v_head_dim=DIM,
+        page_size=page_tokens,
+        head_num=heads,
+        head_dim=dim,
+        v_head_dim=dim,
         dtype=dtype,
         device=torch.device("cpu"),
     )
-    layers = {"start_layer": 0, "end_layer": LAYERS}
-    return MHATokenToKVPoolHost(info, 1.0, 0, PAGE, layout, False, device_capacity_tokens=tokens, **layers)
+    return MHATokenToKVPoolHost(
+        info,
+        1.0,
+        0,
+        page_tokens,
+        layout,
+        False,
+        device_capacity_tokens=tokens,
+        start_layer=0,
+        end_layer=layers,
+    )
 
 
 def mla_pool(layout: str = "page_first", *, pages: int = 64) -> Any:

@@ -15,7 +15,7 @@ from kvarter.geometry import CacheGroup, Full, State, Window
 from kvarter.policy import AlwaysLoad
 from kvarter.sequence import Sequence
 from kvarter.store import Store
-from words import KIB, MIB, World, full, namespace
+from words import KIB, MIB, UNIT, World, full, namespace
 
 TOKENS = range(100, 132)  # 8 units of 4
 
@@ -454,6 +454,34 @@ def test_given_digests_with_their_parent_continue_what_is_stored(world: World) -
     assert (tail.digests[-1] == world.sequence([*TOKENS, *range(4)]).digests[-1]).all()
     with pytest.raises(ValueError, match="parent digest of 32 bytes, not 3"):
         Sequence.from_digests(world.namespace, whole.digests[4:], 4, b"abc")
+
+
+def test_blocks_are_found_in_a_row_and_loaded_without_a_boundary(world: World) -> None:
+    whole = world.sequence(range(40))
+    written = world.put(whole, {0: range(6)})
+    rest = Sequence.from_digests(world.namespace, whole.digests[4:], 4, whole.digests[3].tobytes())
+    match = world.store.find(rest, 0, range(4, 10))
+    assert (match.tokens, match.have_tokens, match.blocks) == (24, 16, (range(4, 6),))
+    assert world.get(match) == {(0, block, 0): written[0, block, 0] for block in (4, 5)}
+    assert not world.store.find(rest, 0, range(6, 10))
+
+
+def test_blocks_that_lean_on_nothing_are_found_up_to_the_first_gap() -> None:
+    world = World(CacheGroup("apart", Window(UNIT), UNIT, (4 * KIB,)))
+    sequence = world.sequence(range(40))
+    world.put(sequence, {0: [1, 2, 4]})
+    assert world.store.find(sequence, 0, range(1, 8)).blocks == (range(1, 3),)
+    assert not world.store.find(sequence, 0, range(3, 8))
+
+
+def test_a_reservation_says_which_blocks_are_kept(world: World) -> None:
+    sequence = world.sequence(range(40))
+    world.put(sequence, {0: range(2)})
+    there = world.store.reserve(sequence, {0: range(4)}, 10)
+    assert there.kept(0).tolist() == [True] * 4  # two resident, two granted
+    orphan = Sequence.from_digests(world.namespace, sequence.digests[8:], 8, sequence.digests[7].tobytes())
+    assert world.store.reserve(orphan, {0: range(8, 10)}, 10).kept(0).tolist() == [False, False]
+    assert not len(there.kept(1))
 
 
 def test_the_same_tokens_in_another_namespace_keep_their_digests_and_part_ways() -> None:

@@ -17,8 +17,8 @@ from kvarter.cli.output import AsJson, fail
 from kvarter.cli.plan import plan
 from kvarter.cli.replay import replay
 from kvarter.cli.serve import serve
-from kvarter.cli.top import top
 from kvarter.cli.sglang_args import sglang_args
+from kvarter.cli.top import top
 from kvarter.cli.vllm_args import vllm_args
 from kvarter.demo import run
 from kvarter.demo.models import DEMONSTRATED, MODELS

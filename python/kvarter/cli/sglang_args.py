@@ -16,7 +16,9 @@ from kvarter.node.home import node_path
 PAGE_TOKENS = 64
 
 SERVED = "Each rank has a session with the node, which all engines of the host share: start it with `kvarter serve`."
-EMBEDDED = "The pool is the server's own and goes with it; one rank only. With --node a node serves all ranks."
+EMBEDDED = (
+    "The pool is the server's own and goes with it; one rank only. With --node a node serves all ranks."
+)
 
 
 def sglang_args(
