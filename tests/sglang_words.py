@@ -62,6 +62,7 @@ def environment(directory: Path) -> dict[str, str]:
         **ours,
         "PYTHONPATH": os.pathsep.join(map(str, (directory, _CPU))),
         "SGLANG_USE_CPU_ENGINE": "1",
+        "TORCHDYNAMO_DISABLE": "1",  # compiling takes longer than it saves, and asks for Triton
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
         "TORCH_EXTENSIONS_DIR": str(directory / "extensions"),  # where it compiles the hash of its pages

@@ -8,9 +8,8 @@ from sglang_words import environment
 
 def test_what_needs_sglangs_own_classes_holds_in_its_environment(sglang_python: str, tmp_path: Path) -> None:
     here = Path(__file__).parent
-    command = [sglang_python, "-m", "pytest", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "tests")]
     run = subprocess.run(
-        [*command, str(here / "inside")],
+        [sglang_python, "-m", "pytest", "-p", "no:cacheprovider", str(here / "inside")],
         cwd=here.parent.parent,
         env=environment(tmp_path / "path"),
         capture_output=True,

