@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import kvarter
+import served_words
 from kvarter.cli.sglang_args import flags
 
 SECONDS = 240.0  # a guard against hanging, never a condition: a server starts in minutes on a busy box
@@ -40,10 +41,7 @@ class Reply(NamedTuple):
 
 
 def until(holds: Callable[[], Any], what: str) -> None:
-    end = time.monotonic() + SECONDS
-    while not holds():
-        assert time.monotonic() < end, f"never: {what}"
-        time.sleep(0.1)
+    served_words.until(holds, what, SECONDS)
 
 
 def prompt(seed: int, tokens: int = TOKENS) -> list[int]:

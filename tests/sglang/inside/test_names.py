@@ -69,6 +69,19 @@ def test_the_first_digest_carries_what_sglang_puts_before_it(attach: Attach) -> 
     assert backend.batch_exists([salted], THERE) == 0
 
 
+def test_weights_that_were_replaced_in_place_are_another_namespace(
+    attach: Attach, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pool, names = mha_pool(), keys(3)
+    version = ["as started"]
+    monkeypatch.setattr("kvarter.connectors.sglang.identity._weight_version", lambda: version[0])
+    backend = attach(pool)
+    assert stored(backend, pool, names) == [True] * 3
+    for later in ("step 1", "as started"):  # by that name they may be any
+        version[0] = later
+        assert backend.batch_exists(names, THERE) == 0
+
+
 def test_settings_that_are_none_are_refused_by_name() -> None:
     with pytest.raises(ConfigError, match="unknown setting 'drum'; did you mean 'dram'"):
         KvarterHiCache(rank_config(drum="1GiB"))

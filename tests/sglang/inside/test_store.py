@@ -167,7 +167,7 @@ def test_a_full_store_keeps_what_fits_and_drops_what_is_oldest(attach: Attach) -
     loaded = get(backend, pool, second[:there], [])
     assert loaded[0] and loaded == sorted(loaded, reverse=True)  # some room is made in the background
     assert torch.equal(page(pool, 0), whole)
-    backend._session.store.audit()
+    backend._rank.session.store.audit()
 
 
 def test_a_node_that_goes_is_a_cache_that_is_empty_until_one_comes(attach: Attach, node: Node) -> None:
@@ -202,7 +202,7 @@ def test_what_raises_below_is_a_page_that_is_not_there(attach: Attach, monkeypat
         raise OSError("no such luck")
 
     for name in ("match", "find", "reserve", "invalidate"):
-        monkeypatch.setattr(backend._session.store, name, broken)
+        monkeypatch.setattr(backend._rank.session.store, name, broken)
     its = transfer(PoolName.MAMBA, states, names, [0, 1])
     for _ in range(2):
         assert put(backend, pool, names, []) == [False, False]
@@ -233,6 +233,16 @@ def test_closed_it_stores_nothing_and_may_be_closed_again(attach: Attach) -> Non
     backend.close()
     assert put(backend, pool, names, []) == [False] * 3
     assert backend.batch_exists(names, after(None)) == 0
+
+
+def test_every_page_is_counted_by_what_became_of_it(attach: Attach) -> None:
+    pool, names = mha_pool(), keys(4)
+    backend = attach(pool, copy_member="faulty", faults={"fail_every": 4})
+    put(backend, pool, names, [])
+    put(backend, pool, names[:3], [])
+    get(backend, pool, names, [])
+    counts = {name: count for name, count in backend._rank.session.pages.items() if count}
+    assert counts == {"written": 3, "failed": 1, "already_resident": 3, "loaded": 3, "not_found": 1}
 
 
 def test_sglangs_own_series_say_how_much_was_moved(attach: Attach) -> None:

@@ -14,7 +14,7 @@ from ...config import Config
 from ...errors import ConfigError, FingerprintError
 from ...fingerprint import FingerprintJob, weights_fingerprint
 from ...geometry import CacheGroup, Full, Window
-from ...keys import Namespace
+from ...keys import EPOCH_BYTES, Namespace
 from ...sequence import Sequence
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Identity:
                 self._weights = os.urandom(16)  # nothing tells two sets of random weights apart
             else:
                 self._job = FingerprintJob(server.model_path, lambda _: weights_fingerprint(_path(server)))
-        self._version = _weight_version()
+        self._version, self._replaced = _weight_version(), False
         self._known: dict[tuple[str, str, bool], Namespace] = {}
 
     def wait(self, seconds: float) -> None:
@@ -62,8 +62,8 @@ class Identity:
     def namespace(self, name: str, pool: Any, form: str, nbytes: int, chained: bool) -> Namespace | None:
         """Of the pages of pool `name`, `nbytes` each, put together as `form` says. chained: SGLang says what is before
         a page."""
-        if (version := _weight_version()) != self._version:  # other weights from now on
-            self._version, self._known = version, {}
+        if (version := _weight_version()) != self._version:  # not those of the files any more
+            self._version, self._replaced, self._known = version, True, {}
         key = name, form, chained
         if key not in self._known:
             if self._weights is None and self._job is not None:
@@ -93,7 +93,6 @@ class Identity:
             f"pp {storage.pp_rank} of {storage.pp_size}, cp {storage.attn_cp_rank} of {storage.attn_cp_size}"
         )
         lifetime = Full() if chained else Window(tokens)
-        version = self._version.encode()
         return Namespace(
             model=";".join(map(str, (storage.model_name, *said))),
             weights=weights,
@@ -105,7 +104,7 @@ class Identity:
             ),
             unit_tokens=tokens,
             shard_grid=(("tp", storage.tp_size), ("pp", storage.pp_size), ("cp", storage.attn_cp_size)),
-            epoch=hashlib.sha256(version).digest()[:16] if version else b"",
+            epoch=hashlib.sha256(self._version.encode()).digest()[:EPOCH_BYTES] if self._replaced else b"",
             scheme=SCHEME,
         )
 
@@ -139,14 +138,13 @@ def _processor() -> str:
 
 
 def _weight_version() -> str:
-    """What the operator calls the weights since they were last replaced in place; empty as loaded."""
+    """What the operator calls the weights as they are now."""
     from sglang.srt.runtime_context import get_serving
 
     try:
-        version = get_serving().weight_version
+        return str(get_serving().weight_version)
     except Exception:  # no server has set it up
         return ""
-    return "" if version in (None, "default") else str(version)
 
 
 def server_arguments() -> Any:

@@ -77,7 +77,8 @@ class Session:
         return True
 
     def leading(self, sequence: Sequence, name: str) -> int:
-        """How many pages, from the sequence's first known on, are there in a row. Held for a while under `name`."""
+        """How many pages, from the sequence's first known on, are there in a row. Held for a while under `name`, which
+        a policy hears once."""
         if not self.ready():
             return 0
         first = sequence.first_unit
@@ -106,7 +107,7 @@ class Session:
         stored, was so already, or is being stored by somebody."""
         first = sequence.first_unit
         if not self.ready():
-            return self._count("not_ready", np.zeros(len(at), np.bool_))
+            return self._count(np.zeros(len(at), np.bool_), "written", "not_ready")
         reservation = self.store.reserve(
             sequence,
             {0: range(first, first + len(at))},
@@ -116,7 +117,7 @@ class Session:
         )
         kept = reservation.kept(0)
         if not len(kept):
-            return self._count("node_gone", np.zeros(len(at), np.bool_))
+            return self._count(np.zeros(len(at), np.bool_), "written", "node_gone")
         for reason, count in reservation.reasons().items():
             self.pages[reason] += count
         if not len(reservation):
@@ -127,7 +128,7 @@ class Session:
         statuses, checksums = self._copy("gather", part, pages.bytes, slots, reservation, end)
         done = statuses == _core.Status.Ok
         reservation.commit(shard, done.astype(np.uint8), checksums)
-        self._count("written", done)
+        self._count(done, "written", "failed")
         kept[granted] = done
         return kept
 
@@ -137,14 +138,18 @@ class Session:
         first = sequence.first_unit
         match = self.store.find(sequence, 0, range(first, first + len(at))) if self.ready() else None
         if not match:
-            return self._count("not_found", loaded)
+            return self._count(loaded, "loaded", "not_found")
         count = len(match.blocks[0])
+        self.pages["not_found"] += len(at) - count
         left = max(end - time.monotonic(), 0.0)
         ticket = self.store.load(match, max(left, 0.001), owner=self._home.owner)
         ticket.wait(left)
         if ticket.status != _core.Status.Ok:
             ticket.finish(_core.Outcome.Failed)
-            return self._count("gone" if ticket.status == _core.Status.NotFound else "late", loaded)
+            self._count(
+                loaded[:count], "loaded", "gone" if ticket.status == _core.Status.NotFound else "late"
+            )
+            return loaded
         slots = np.ascontiguousarray(ticket.slots(0)[:, shard])
         part = pages.room(at[:count])
         statuses, _ = self._copy("scatter", part, pages.bytes, slots, ticket, end)
@@ -156,7 +161,7 @@ class Session:
         row = int(np.argmin(good)) if not good.all() else count
         pages.fill(at[:count], part, row)
         ticket.finish(_core.Outcome.Loaded if row == count else _core.Outcome.Failed)
-        self._count("loaded", good)
+        self._count(good, "loaded", "failed")
         loaded[:row] = True
         return loaded
 
@@ -198,12 +203,10 @@ class Session:
         spent = int((time.monotonic() - begun) * 1e9)
         self.moved.update({f"{kind}_pages": pages, f"{kind}_bytes": pages * nbytes, f"{kind}_ns": spent})
 
-    def _count(self, name: str, done: Done) -> Done:
-        """Pages that are done count under this name, or, where none is, all of them do."""
-        good = int(done.sum())
-        self.pages[name] += good or len(done)
-        if good:
-            self.pages["failed"] += len(done) - good
+    def _count(self, done: Done, good: str, else_: str) -> Done:
+        """Counts pages by whether they are done."""
+        self.pages[good] += int(done.sum())
+        self.pages[else_] += int((~done).sum())
         return done
 
     def _attach(self) -> None:
