@@ -33,10 +33,12 @@ class Rank:
 
     def __init__(self, storage: HiCacheStorageConfig, config: Config) -> None:
         self._storage, self._config = storage, config
-        self._identity = Identity(storage, config, server_arguments())
+        server = server_arguments()
+        self._identity = Identity(storage, config, server)
         self.session = Session(config, f"sglang-{os.getpid()}-{uuid4().hex[:8]}-tp{storage.tp_rank}")
         self._pools: dict[str, tuple[Any, Pages]] = {}
         self._asked = count()
+        self._server = getattr(server, "port", 0)  # one of the host's, whatever its ranks
 
     def add(self, name: str, pool: Any, *, handed_over: bool = False) -> str:
         """A pool of this rank; handed_over: its pages come as tensors. Returns what it is, for the log."""
@@ -65,8 +67,8 @@ class Rank:
         those that stand alone count as well."""
         if not keys or (chain := self._sequence(KV, keys, before or [])) is None:
             return 0
-        # All ranks ask the same in the same order: to a policy they are one request.
-        found = self.session.leading(chain, f"{keys[-1]} {next(self._asked)}")
+        # All ranks of a server ask the same in the same order: to a policy they are one request.
+        found = self.session.leading(chain, f"{keys[-1]} {self._server} {next(self._asked)}")
         if not found and not before:
             found = int(np.argmin(np.append(self.there(KV, keys), False)))
         return found
