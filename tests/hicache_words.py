@@ -40,6 +40,7 @@ def mha_pool(
     layers: int = LAYERS,
     heads: int = HEADS,
     dim: int = DIM,
+    allocator: str = "default",
 ) -> Any:
     tokens = pages * page_tokens
     tensors = tuple(torch.zeros(tokens, heads, dim, dtype=dtype) for _ in range(layers))
@@ -63,6 +64,7 @@ def mha_pool(
         page_tokens,
         layout,
         False,
+        allocator_type=allocator,
         device_capacity_tokens=tokens,
         start_layer=0,
         end_layer=layers,

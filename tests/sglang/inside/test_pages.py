@@ -46,6 +46,12 @@ def test_an_attention_page_comes_back_as_it_was_in_every_layout(layout: str, att
     assert moved(attach(pool), pool)
 
 
+def test_a_pool_in_memory_that_sglang_shares_is_copied_in_place(attach: Attach) -> None:
+    pool = mha_pool(allocator="shm")
+    assert isinstance(pages_of(pool), Strided)
+    assert moved(attach(pool, allocator="shm"), pool)
+
+
 @pytest.mark.parametrize("layout", ["layer_first", "page_first", "page_first_direct"])
 def test_a_latent_page_comes_back_as_it_was_in_every_layout(layout: str, attach: Attach) -> None:
     pool = mla_pool(layout)
