@@ -40,8 +40,8 @@ node.close()
 """
 
 
-def until(holds: Callable[[], Any], what: str = "it") -> None:
-    end = time.monotonic() + SECONDS
+def until(holds: Callable[[], Any], what: str = "it", seconds: float = SECONDS) -> None:
+    end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, f"never: {what}"
         time.sleep(0.01)

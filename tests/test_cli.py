@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -156,3 +157,18 @@ def test_vllm_args_says_both_ways_in_and_their_settings_are_known() -> None:
     (below,) = tier["secondary_tiers"]
     assert Config.load({"disk": below["disk"]}).disk_options() == Config.load(connector).disk_options()
     assert "--memory 'frog'" in refused(cli("vllm-args", "--memory", "frog"))
+
+
+def test_sglang_args_are_words_for_a_shell_and_their_settings_are_known() -> None:
+    node = "unix:///run/user/1000/kvarter/node.sock"
+    words = json.loads(cli("sglang-args", "--node", node, "--json").stdout)
+    told = json.loads(words[words.index("--hicache-storage-backend-extra-config") + 1])
+    settings = {name: value for name, value in told.items() if name in Config.model_fields}
+    assert Config.load(settings).node == node
+    assert told["interface_v1"] and told["hicache_storage_pass_prefix_keys"]
+    shown = cli("sglang-args", "--node", node).stdout.partition("\n\n")[2]
+    assert shlex.split(shown.replace("\\\n", "")) == words
+    own = cli("sglang-args", "--memory", "2GiB", "--keep-host-cache").stdout
+    assert '"dram":"2GiB"' in own and "buffer_only" not in own
+    assert "--memory 'frog'" in refused(cli("sglang-args", "--memory", "frog"))
+    assert "node is 'here'" in refused(cli("sglang-args", "--node", "here"))

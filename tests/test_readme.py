@@ -1,6 +1,7 @@
 """The README's snippets run, and its commands exist."""
 
 import re
+import shlex
 from pathlib import Path
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
@@ -44,3 +45,13 @@ def test_every_file_that_the_readme_names_exists() -> None:
     )
     for name in {n.rstrip(".") for n in named}:
         assert (root / name).exists() or (root / "python" / "kvarter" / name).exists(), name
+
+
+def test_the_flags_for_sglang_are_those_that_the_command_prints() -> None:
+    from kvarter.cli.sglang_args import flags
+
+    (snippet,) = re.findall(r"```sh\n([^`]*sglang.launch_server.*?)```", README, re.DOTALL)
+    words = shlex.split(snippet.partition("&\n")[2].replace("\\\n", ""))
+    assert words[words.index("--enable-hierarchical-cache") :] == flags(
+        "unix:///run/user/1000/kvarter/node.sock"
+    )

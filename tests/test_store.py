@@ -120,6 +120,16 @@ def test_a_dead_owner_gives_back_what_it_wrote_and_read() -> None:
     assert ledger["reserved"] == ledger["leased"] == ledger["quarantined"] == 0
 
 
+def test_a_reservation_says_which_blocks_are_kept(world: World) -> None:
+    sequence = world.sequence(range(40))
+    world.put(sequence, {0: range(2)})
+    there = world.store.reserve(sequence, {0: range(4)}, 10)
+    assert there.kept(0).tolist() == [True] * 4  # two resident, two granted
+    orphan = Sequence.from_digests(world.namespace, sequence.digests[8:], 8, sequence.digests[7].tobytes())
+    assert world.store.reserve(orphan, {0: range(8, 10)}, 10).kept(0).tolist() == [False, False]
+    assert not len(there.kept(1))
+
+
 # -- pins, hints, namespaces
 
 

@@ -5,7 +5,8 @@ import pytest
 from kvarter import _core
 from kvarter.geometry import CacheGroup, Full, State, Window
 from kvarter.policy import AlwaysLoad
-from words import KIB, World, full
+from kvarter.sequence import Sequence
+from words import KIB, UNIT, World, full
 
 TOKENS = range(100, 132)  # 8 units of 4
 
@@ -235,3 +236,21 @@ def test_partial_residency_ends_the_hit_at_the_right_boundary(
     if match:
         with world.store.load(match, 10) as ticket:
             assert ticket.status == _core.Status.Ok
+
+
+def test_blocks_are_found_in_a_row_and_loaded_without_a_boundary(world: World) -> None:
+    whole = world.sequence(range(40))
+    written = world.put(whole, {0: range(6)})
+    rest = Sequence.from_digests(world.namespace, whole.digests[4:], 4, whole.digests[3].tobytes())
+    match = world.store.find(rest, 0, range(4, 10))
+    assert (match.tokens, match.have_tokens, match.blocks) == (24, 16, (range(4, 6),))
+    assert world.get(match) == {(0, block, 0): written[0, block, 0] for block in (4, 5)}
+    assert not world.store.find(rest, 0, range(6, 10))
+
+
+def test_blocks_that_lean_on_nothing_are_found_up_to_the_first_gap() -> None:
+    world = World(CacheGroup("apart", Window(UNIT), UNIT, (4 * KIB,)))
+    sequence = world.sequence(range(40))
+    world.put(sequence, {0: [1, 2, 4]})
+    assert world.store.find(sequence, 0, range(1, 8)).blocks == (range(1, 3),)
+    assert not world.store.find(sequence, 0, range(3, 8))

@@ -87,6 +87,29 @@ class BaseStore(ABC):
             self._hold(space, match, request, owner)
         return match
 
+    def find(self, sequence: Sequence, group: int, blocks: range) -> Match:
+        """What loads as many of these blocks of one group, from the first on, as are there in a row.
+
+        For who asks for blocks and not for a boundary: nothing is weighed, nothing held, and placement hears nothing.
+        """
+        self._tick()
+        space = self._space(sequence.namespace)
+        found = Found(space, sequence, self.disk.log if self.disk is not None else None)
+        need = range(blocks.start, blocks.start + found.in_a_row(group, blocks))
+        tokens = space.geometry.groups[group].block_tokens
+        if not need:
+            return Match(sequence, 0, blocks.start * tokens, ())
+        groups = range(len(space.geometry.groups))
+        below = found.not_above(group, need) if self.disk is not None else ()
+        return Match(
+            sequence,
+            need.stop * tokens,
+            need.start * tokens,
+            tuple(need if g == group else range(0) for g in groups),
+            tuple(below if g == group else () for g in groups) if below else (),
+            len(below) * tokens,
+        )
+
     def _hold(self, space: Space, match: Match, request: str, owner: int) -> None:
         deadline = self._deadline(self._hold_seconds)
         nbytes = space.geometry.bytes_at(space.geometry.blocks_at(match.tokens))

@@ -75,6 +75,12 @@ class Found:
             return True
         return self._log is not None and self._log.contains(self._chain_below, group, block)
 
+    def in_a_row(self, group: int, blocks: range) -> int:
+        """How many of these blocks are there, from the first to the first that is missing."""
+        if self._geometry.chained(group):
+            return max(self.leading(group, blocks.stop) - blocks.start, 0)
+        return next((n for n, block in enumerate(blocks) if not self._here(group, block)), len(blocks))
+
     def needed(self, boundary: int) -> list[range]:
         """The blocks of each group at `boundary`; of an optional one only if all are there."""
         needed = list(self._geometry.blocks_at(boundary))

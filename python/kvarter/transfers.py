@@ -193,6 +193,14 @@ class Reservation:
                 counts[_core.REASONS[number]] = counts.get(_core.REASONS[number], 0) + int(count)
         return counts
 
+    def kept(self, group: int) -> npt.NDArray[np.bool_]:
+        """Of each asked block, whether it was granted, is resident or is being made; empty when nobody answered."""
+        if group not in self._parts:
+            return np.empty(0, np.bool_)
+        status = self._parts[group][1]
+        kept: npt.NDArray[np.bool_] = (status == _core.Status.Ok) | (status == _core.Status.Busy)
+        return kept
+
     def refused(self, group: int, reason: str) -> bool:
         """Whether any block of the group was refused for this reason."""
         return group in self._parts and bool((self._parts[group][2] == _core.REASONS.index(reason)).any())

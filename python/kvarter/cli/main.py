@@ -17,6 +17,7 @@ from kvarter.cli.output import AsJson, fail
 from kvarter.cli.plan import plan
 from kvarter.cli.replay import replay
 from kvarter.cli.serve import serve
+from kvarter.cli.sglang_args import sglang_args
 from kvarter.cli.top import top
 from kvarter.cli.vllm_args import vllm_args
 from kvarter.demo import run
@@ -35,6 +36,7 @@ app.command()(doctor)
 app.command()(replay)
 app.command()(plan)
 app.command()(vllm_args)
+app.command()(sglang_args)
 app.command()(serve)
 for command in (status, top, audit, drain, invalidate, dashboard, unit):
     app.command()(command)

@@ -185,6 +185,14 @@ class RemoteStore(BaseStore):
         except AttachError:
             return _miss(sequence, asked)
 
+    def find(self, sequence: Sequence, group: int, blocks: range) -> Match:
+        if not self.connected:
+            return _miss(sequence, {})
+        try:
+            return super().find(sequence, group, blocks)
+        except AttachError:
+            return _miss(sequence, {})
+
     def load(self, match: Match, deadline: float, *, request: str | None = None, owner: int = 0) -> Ticket:
         try:
             return super().load(match, deadline, request=request, owner=owner)
