@@ -90,7 +90,12 @@ class Session:
             request=name,
             owner=self._home.owner,
         )
-        return max(match.tokens // tokens - first, 0)
+        pages = max(match.tokens // tokens - first, 0)
+        if self.store.disk is not None and first + pages < sequence.units:
+            # A match is brought up whole, so no larger than the pool can hold; SGLang reads in batches.
+            run = self.store.find(sequence, 0, range(first, sequence.units))
+            pages = max(pages, run.new_tokens // tokens)
+        return pages
 
     def there(self, sequence: Sequence) -> Done:
         """Which pages of a namespace without chains are there. Nothing is held."""
