@@ -226,8 +226,9 @@ def test_a_killed_node_costs_a_miss_at_once_and_the_next_one_is_found(host: Host
     assert not client.store.match(client.tokens(1, 4))
     assert client.store.load(match, 5).status == _core.Status.Closed
     assert client.store.pin(client.tokens(1, 4), 5.0) is None
+    assert not client.store.find(client.tokens(1, 4), 0, range(4))
     reservation = client.store.reserve(client.tokens(2, 4), {0: range(4)}, 10)
-    assert len(reservation) == 0
+    assert len(reservation) == 0 and not reservation.kept(0).any()
     assert time.monotonic() - begun < PATIENCE_OF_A_STEP
     host.node.start()
     client.came_back(1)

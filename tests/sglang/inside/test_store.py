@@ -1,9 +1,11 @@
 """Chains, ranks, and what is there when a node fails, stands still or is full."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
@@ -168,6 +170,40 @@ def test_a_full_store_keeps_what_fits_and_drops_what_is_oldest(attach: Attach) -
     assert loaded[0] and loaded == sorted(loaded, reverse=True)  # some room is made in the background
     assert torch.equal(page(pool, 0), whole)
     backend._rank.session.store.audit()
+
+
+@pytest.mark.parametrize("served", [False, True], ids=["its own", "a node's"])
+def test_what_the_pool_has_dropped_comes_up_from_disk(
+    served: bool, attach: Attach, node: Node, tmp_path: Path
+) -> None:
+    pool, log = mha_pool(pages=640), tmp_path / "log"
+    if served:
+        serving = node(dram=4 << 20, disk={"path": str(log), "capacity": 64 << 20, "segment_bytes": 4 << 20})
+        backend = attach(pool, node=f"unix://{serving.path}")
+    else:
+        disk = {"path": str(log), "capacity": "64MiB", "segment": "4MiB"}
+        backend = attach(pool, dram="4MiB", disk=disk)
+
+    def on_disk() -> int:
+        counts = serving.status()["disk_counters"] if served else backend._rank.session.store.disk.stats()
+        return int(counts["stored"])
+
+    fill(pool, 1)
+    chains = [keys(192, seed) for seed in range(3)]  # of 3 MiB each: more than a match may bring up at once
+    whole = page(pool, 0), page(pool, 191)
+    for number, names in enumerate(chains):
+        assert put(backend, pool, names, [], 192 * number) == [True] * 192
+        until(lambda number=number: on_disk() == 192 * (number + 1), "copied down")
+    fill(pool, 2)
+
+    def loaded() -> bool:
+        its = chains[0]
+        there = backend.batch_exists(its, after(None)) == 192
+        parts = get(backend, pool, its[:128], []), get(backend, pool, its[128:], its[:128], 128)
+        return there and all(parts[0]) and all(parts[1])
+
+    until(loaded, "all of it came up")
+    assert torch.equal(page(pool, 0), whole[0]) and torch.equal(page(pool, 191), whole[1])
 
 
 def test_a_node_that_goes_is_a_cache_that_is_empty_until_one_comes(attach: Attach, node: Node) -> None:

@@ -90,7 +90,12 @@ class Session:
             request=name,
             owner=self._home.owner,
         )
-        return max(match.tokens // tokens - first, 0)
+        pages = max(match.tokens // tokens - first, 0)
+        if self.store.disk is not None and first + pages < sequence.units:
+            # A match is brought up whole, so no larger than the pool can hold; SGLang reads in batches.
+            run = self.store.find(sequence, 0, range(first, sequence.units))
+            pages = max(pages, run.new_tokens // tokens)
+        return pages
 
     def there(self, sequence: Sequence) -> Done:
         """Which pages of a namespace without chains are there. Nothing is held."""
@@ -124,8 +129,12 @@ class Session:
             return kept
         granted = reservation.blocks(0) - first
         slots = np.ascontiguousarray(reservation.slots(0)[:, 0])
-        part = pages.read([at[page] for page in granted])
-        statuses, checksums = self._copy("gather", part, pages.bytes, slots, reservation, end)
+        try:
+            part = pages.read([at[page] for page in granted])
+            statuses, checksums = self._copy("gather", part, pages.bytes, slots, reservation, end)
+        except BaseException:
+            reservation.abort()
+            raise
         done = statuses == _core.Status.Ok
         reservation.commit(shard, done.astype(np.uint8), checksums)
         self._count(done, "written", "failed")
@@ -150,17 +159,19 @@ class Session:
                 loaded[:count], "loaded", "gone" if ticket.status == _core.Status.NotFound else "late"
             )
             return loaded
-        slots = np.ascontiguousarray(ticket.slots(0)[:, shard])
-        part = pages.room(at[:count])
-        statuses, _ = self._copy("scatter", part, pages.bytes, slots, ticket, end)
-        still = self._unchanged(slots)
-        corrupt = [first + int(page) for page in np.flatnonzero((statuses == _core.Status.Corrupt) & still)]
-        if corrupt:
-            ticket.drop_corrupt(0, corrupt)
-        good = (statuses == _core.Status.Ok) & still
-        row = int(np.argmin(good)) if not good.all() else count
-        pages.fill(at[:count], part, row)
-        ticket.finish(_core.Outcome.Loaded if row == count else _core.Outcome.Failed)
+        with ticket:  # ends, whatever happens
+            slots = np.ascontiguousarray(ticket.slots(0)[:, shard])
+            part = pages.room(at[:count])
+            statuses, _ = self._copy("scatter", part, pages.bytes, slots, ticket, end)
+            still = self._unchanged(slots)
+            corrupt = np.flatnonzero((statuses == _core.Status.Corrupt) & still)
+            if len(corrupt):
+                ticket.drop_corrupt(0, [first + int(page) for page in corrupt])
+            good = (statuses == _core.Status.Ok) & still
+            row = count if good.all() else int(np.argmin(good))
+            pages.fill(at[:count], part, row)
+            if row < count:
+                ticket.finish(_core.Outcome.Failed)
         self._count(good, "loaded", "failed")
         loaded[:row] = True
         return loaded
