@@ -147,10 +147,10 @@ class Meeting:
             while self._tasks:  # one that was about to end by itself may not hear of it at once
                 for task in list(self._tasks):
                     task.cancel()
-                await asyncio.wait(self._tasks, timeout=0.1)
+                await asyncio.wait(self._tasks, timeout=1.0)
 
     def start(self, work: Any) -> None:
-        """Runs a coroutine here until it is done or the meeting ends. For this thread."""
+        """Runs a coroutine here until it is done; it is cancelled when the meeting ends. For this thread."""
         task = self.loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
