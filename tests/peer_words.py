@@ -36,6 +36,7 @@ class Talker:
         self.heard: list[m.Talk] = []
         self.invited = 0
         self.meeting = Meeting(("127.0.0.1", 0), trust or anybody(), self, times)
+        self.meeting.open()
 
     @property
     def at(self) -> str:

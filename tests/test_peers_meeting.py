@@ -305,6 +305,7 @@ def test_a_peer_that_starts_late_or_comes_back_is_found(talkers: Any) -> None:
     for _ in range(2):
         late = Meeting(("127.0.0.1", port), anybody(), there)
         before = len(here.met_links)
+        late.open()
         until(lambda before=before: len(here.met_links) > before, "found")  # type: ignore[misc]
         late.close()
         until(lambda: here.here() == [], "gone")
@@ -316,7 +317,7 @@ def test_plain_is_for_loopback_and_addresses_are_explicit(tmp_path: Path) -> Non
     ):
         Meeting(("192.0.2.7", 0), anybody(), None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"cannot be listened for at 192\.0\.2\.7:0"):
-        Meeting(("192.0.2.7", 0), secret_in(tmp_path), None)  # type: ignore[arg-type]
+        Meeting(("192.0.2.7", 0), secret_in(tmp_path), None).open()  # type: ignore[arg-type]
 
 
 def test_a_secret_that_others_can_read_or_guess_is_refused(tmp_path: Path) -> None:

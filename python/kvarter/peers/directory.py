@@ -34,7 +34,9 @@ class Prefix(NamedTuple):
 
 
 class Directory(Protocol):
-    """All of it is called on the meeting's thread."""
+    """All of it is called on the meeting's thread. stride: tokens between the positions that are told; 0: none are."""
+
+    stride: int
 
     def begin(self, meeting: Meeting, address: str) -> None:
         """From now on, until the meeting ends, this node is `address`."""
@@ -54,6 +56,8 @@ class Directory(Protocol):
 
 class Static:
     """Two or three nodes, each with a list of the others: all of them are asked."""
+
+    stride = 0
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._addresses = list(dict.fromkeys(addresses))

@@ -58,10 +58,8 @@ class Times:
 
 
 class Meeting:
-    """Listens at an explicit address, and dials those it is told to `seek`.
-
-    Raises `ConfigError` for an address that cannot be listened at, saying why. Everything here may be called by any
-    thread; `counts`: what came to the door, and what became of it.
+    """Listens at an explicit address once it is `open`, and dials those it is told to `seek`. `counts`: what came to
+    the door, and what became of it.
     """
 
     def __init__(
@@ -90,15 +88,18 @@ class Meeting:
         self._closing = asyncio.Event()
         self._started: threading.Event = threading.Event()
         self._failed: OSError | None = None
-        self.port = listen[1]
+        self.port = listen[1]  # the one that was given for 0, once it is open
         self.thread = threading.Thread(target=self._run, name="kvarter-peers", daemon=True)
+
+    # --- for any thread
+
+    def open(self) -> None:
+        """Raises `ConfigError` for an address that cannot be listened at, saying why."""
         self.thread.start()
         self._started.wait()
         if self._failed is not None:
             self.thread.join()
-            raise ConfigError(f"peers cannot be listened for at {listen[0]}:{listen[1]}: {self._failed}")
-
-    # --- for any thread
+            raise ConfigError(f"peers cannot be listened for at {self._host}:{self.port}: {self._failed}")
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> bool:
         """Has the thread call it; False when it is gone."""
@@ -110,7 +111,7 @@ class Meeting:
 
     def seek(self, address: str, seconds: float = float("inf")) -> None:
         """A link to that HOST:PORT is wanted for so long, again and again if it breaks."""
-        self.call(self._seek, address, seconds)
+        self.call(self.seek_here, address, seconds)
 
     def close(self) -> None:
         """Ends every link; the handler hears of each."""
@@ -199,9 +200,17 @@ class Meeting:
         await link.meet(self._trust, self._handler.hello(), self._handler.invite)
         link.pulse = Pulse(self.clock, self.times.period, self.times.patience)
 
-    # --- whom we seek
+    # --- whom we seek; for this thread
 
-    def _seek(self, address: str, seconds: float) -> None:
+    def standing(self, address: str) -> Link | None:
+        """The link that was dialed to that address, if it stands."""
+        return next((link for link in self.links if link.dialed == address), None)
+
+    def is_sought(self, address: str) -> bool:
+        """Whether it is being dialed, or was reached."""
+        return address in self._dialing
+
+    def seek_here(self, address: str, seconds: float = float("inf")) -> None:
         self._wanted[address] = max(self._wanted.get(address, 0.0), self.loop.time() + seconds)
         if address not in self._dialing and not self._closing.is_set():
             task = self.loop.create_task(self._dial(address))

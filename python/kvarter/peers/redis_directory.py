@@ -49,6 +49,7 @@ class RedisDirectory:
 
     def __init__(self, url: str, terms: Terms | None = None, clock: _core.Clock | None = None) -> None:
         self._terms = terms or Terms()
+        self.stride = self._terms.stride
         self._connect = _connector(url, self._terms.patience)
         self._client: Any = None
         self._breaker = Breaker(clock or _core.SteadyClock())

@@ -52,6 +52,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def is_address(host: str) -> bool:
+    """Whether it is the address of one interface."""
+    try:
+        return not ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def by_secret(path: str) -> Trust:
     """The content of a file that only its owner can read, without white space around it. Raises `ConfigError`."""
     secret = _private(path).strip()
