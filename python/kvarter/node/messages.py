@@ -32,7 +32,7 @@ class Welcome(Message, frozen=True):
     protocol: int
     version: str
     disk: bool
-    peers: bool = False
+    peers: float = 0.0  # seconds that a look at other hosts may take; 0: there are none
 
 
 class Refused(Message, frozen=True):

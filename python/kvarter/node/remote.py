@@ -95,7 +95,8 @@ class RemoteStore(BaseStore):
             self.disk = RemoteDisk(index, control, self._told, self.load_policy) if on_disk else None
             beyond = None
             if control.welcome.peers:
-                beyond = RemotePeers(control, self._told, self._said or Measured())
+                policy = self._said or Measured()
+                beyond = RemotePeers(control, self._told, policy, 2 * control.welcome.peers + 1.0)
             self._matcher = Matcher(self.load_policy, self.disk, 1 << 62, beyond)
             self.incarnation += 1
             withdrawn = list(self._withdrawn.values())

@@ -15,13 +15,11 @@ from .control import Control
 from .remote_disk import RemoteFetches
 from .told import Told
 
-_PATIENCE = 1.0  # of the node, which has less with others
-
 
 class RemotePeers:
-    """`matching.Beyond` of a node."""
+    """`matching.Beyond` of a node. patience: seconds with the node, which has less with others."""
 
-    def __init__(self, control: Control, told: Told, policy: LoadPolicy, patience: float = _PATIENCE) -> None:
+    def __init__(self, control: Control, told: Told, policy: LoadPolicy, patience: float) -> None:
         self._control, self._told, self.policy = control, told, policy
         self._fetches = RemoteFetches(control, told, policy, peers=True)
         self._looks = Looks(0, patience)

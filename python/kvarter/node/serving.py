@@ -124,7 +124,8 @@ class Node:
     def welcome(self) -> m.Welcome:
         from .. import __version__
 
-        return m.Welcome(m.PROTOCOL, __version__, self.store.disk is not None, self.store.beyond is not None)
+        seconds = self.peers.look_seconds if self.peers is not None else 0.0
+        return m.Welcome(m.PROTOCOL, __version__, self.store.disk is not None, seconds)
 
     def left(self, peer: Peer) -> None:
         with self._lock:

@@ -108,7 +108,7 @@ class Ask(Message, frozen=True):
     """Send these blocks of what was looked for, all shards of each, as the request `number` of the engine."""
 
     number: Count
-    generation: Count
+    generation: int
     look: Count
     ranges: Annotated[list[Range], Meta(max_length=4096)]
     seconds: Annotated[float, Meta(ge=0, le=3600)]

@@ -157,19 +157,18 @@ class Peers:
     # --- the engine
 
     def _events(self) -> None:
-        from .. import _ucx
-
+        ucx = self._library.module
         for event in self.wire.poll():
             match event:
-                case _ucx.Received():
+                case ucx.Received():
                     self.asking.received(event)
-                case _ucx.Sent():
+                case ucx.Sent():
                     if (link := self._others.get(event.peer)) is not None:
                         self.lending.sent(link.value, event)
-                case _ucx.Lost():
+                case ucx.Lost():
                     if (link := self._others.get(event.peer)) is not None:
                         link.end(f"UCX: {event.why}")
-                case _ucx.Closed():
+                case ucx.Closed():
                     if (link := self._others.pop(event.peer, None)) is not None:
                         self.lending.end(link.value)
 
