@@ -29,6 +29,7 @@ class Talker:
             "version": "1",
             "ucx": (1, 18, 1),
             "over": "tcp",
+            "most": 1,
             **hello,
         }
         self.met_links: list[Link] = []
@@ -123,7 +124,13 @@ class Stranger:
 
     def greets(self, **hello: Any) -> m.Hello:
         """Says Hello, and hears it."""
-        said: dict[str, Any] = {"node": os.urandom(16), "version": "1", "ucx": (1, 18, 1), "over": "tcp"}
+        said: dict[str, Any] = {
+            "node": os.urandom(16),
+            "version": "1",
+            "ucx": (1, 18, 1),
+            "over": "tcp",
+            "most": 1,
+        }
         self.say(m.Hello(address="127.0.0.1:1", **(said | hello)))
         heard = self.hear()
         assert isinstance(heard, m.Hello)

@@ -73,7 +73,7 @@ class Street:
 
     def slow(self, number: int, rate: str) -> None:
         """What it sends is held to a rate, like "2mbit"."""
-        shape = ["tbf", "rate", rate, "burst", "64kb", "latency", "2s"]
+        shape = ["tbf", "rate", rate, "burst", "32kb", "latency", "50ms"]
         run("tc", "-n", self.space(number), "qdisc", "add", "dev", "eth0", "root", *shape)
 
     def fast(self, number: int) -> None:
@@ -92,7 +92,9 @@ def secret_file(directory: Path, secret: bytes = SECRET) -> str:
     return str(path)
 
 
-def peer_settings(street: Street, number: int, others: Seq[int], directory: Path, **more: Any) -> dict[str, Any]:
+def peer_settings(
+    street: Street, number: int, others: Seq[int], directory: Path, **more: Any
+) -> dict[str, Any]:
     """Patient, unless said otherwise: on a crowded machine nobody is to be taken for dead or late."""
     return {
         "listen": f"{street.address(number)}:{PORT}",

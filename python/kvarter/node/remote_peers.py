@@ -15,6 +15,8 @@ from .control import Control
 from .remote_disk import RemoteFetches
 from .told import Told
 
+_KEEP_SECONDS = 0.25  # that the node's answer stays true
+
 
 class RemotePeers:
     """`matching.Beyond` of a node. patience: seconds with the node, which has less with others."""
@@ -22,7 +24,7 @@ class RemotePeers:
     def __init__(self, control: Control, told: Told, policy: LoadPolicy, patience: float) -> None:
         self._control, self._told, self.policy = control, told, policy
         self._fetches = RemoteFetches(control, told, policy, peers=True)
-        self._looks = Looks(0, patience)
+        self._looks = Looks(0, patience, _KEEP_SECONDS)
 
     @property
     def queued_reads(self) -> int:

@@ -158,7 +158,7 @@ class Asking:
                 if not missing or wanted.seconds() <= 0:
                     break
                 if offer.tokens >= wanted.tokens and offer.link in self._meeting.links:
-                    parts = self._parts(wanted, missing)
+                    parts = self._parts(wanted, missing, min(_PART_BYTES, offer.link.hello.most))
                     await asyncio.gather(*(self._part(wanted, offer, part) for part in parts))
                     missing = [block for block in missing if wanted.statuses[block] != Outcome.Ok]
         finally:
@@ -167,13 +167,13 @@ class Asking:
                 self.counts[Outcome(int(status)).name] += int(count)
 
     @staticmethod
-    def _parts(wanted: Wanted, blocks: Seq[int]) -> list[list[int]]:
+    def _parts(wanted: Wanted, blocks: Seq[int], most: int) -> list[list[int]]:
         """Requests of a bounded size, in order."""
         parts: list[list[int]] = []
         slots = nbytes = 0
         for block in blocks:
             here = wanted.slots["length"][wanted.starts[block] : wanted.starts[block + 1]]
-            if not parts or slots + len(here) > MOST_BLOCKS or nbytes + int(here.sum()) > _PART_BYTES:
+            if not parts or slots + len(here) > MOST_BLOCKS or nbytes + int(here.sum()) > most:
                 parts.append([])
                 slots = nbytes = 0
             parts[-1].append(block)

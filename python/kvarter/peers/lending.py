@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -26,6 +27,7 @@ from .asking import MOST_BLOCKS
 from .link import Link
 from .meeting import Meeting
 from .others import Loan, Other
+from .room import Room
 
 if TYPE_CHECKING:
     from .. import _ucx
@@ -38,12 +40,13 @@ _MOST_SECONDS = 60.0
 
 
 class Lending:
-    """`counts`: blocks that others asked for, by what became of them. lent: bytes leased now."""
+    """`counts`: blocks that others asked for, by what became of them. room: bytes leased now, at most `most`; peak: the
+    most that there ever were."""
 
     def __init__(self, store: Store, meeting: Meeting, wire: _ucx.Engine, most: int) -> None:
-        self._store, self._meeting, self._wire, self._most = store, meeting, wire, most
+        self._store, self._meeting, self._wire, self.most = store, meeting, wire, most
         self._clock = _core.SteadyClock()
-        self.lent = 0
+        self.room, self.peak = Room(most), 0
         self.counts = Counter({"asked": 0, "sent": 0, "absent": 0, "refused": 0, "broken_off": 0})
 
     # --- looking
@@ -70,25 +73,50 @@ class Lending:
         """Raises ValueError or LookupError for what will not be sent."""
         other: Other = link.value
         space, sequence = other.look(message.look)
-        ranges, slots, nbytes = self._checked(space, sequence, message)
+        slots, nbytes = self._checked(space, sequence, message)
         if message.number in other.loans:
             raise ValueError(f"request {message.number} is open")
-        blocks = sum(count for *_, count in ranges)
+        blocks = sum(count for *_, count in message.ranges)
         self.counts["asked"] += blocks
-        if self.lent + nbytes > self._most:
+        if nbytes > self.most:
             self.counts["refused"] += blocks
-            raise ValueError(f"{self.lent} bytes are lent and {nbytes} asked for; at most {self._most} are")
+            raise ValueError(f"{nbytes} bytes in one request; expected at most {self.most}")
         seconds = min(message.seconds, _MOST_SECONDS)
         late = self._meeting.loop.call_later(seconds, self._break_off, other, message.number)
-        other.loans[message.number] = Loan(0, nbytes, late)
-        self.lent += nbytes
-        attempt = self._from_disk(space, sequence, ranges, seconds)
-        if attempt is None:
-            self._send(link, message, space, sequence, ranges, slots)
-        else:
-            self._meeting.start(self._send_later(link, message, space, sequence, ranges, slots, attempt))
+        loan = other.loans[message.number] = Loan(nbytes, late)
+        self._meeting.start(self._serve(link, loan, message, space, sequence, slots, seconds))
 
-    def _checked(self, space: Space, sequence: Sequence, message: m.Ask) -> tuple[list[Range], int, int]:
+    async def _serve(
+        self,
+        link: Link,
+        loan: Loan,
+        message: m.Ask,
+        space: Space,
+        sequence: Sequence,
+        slots: int,
+        seconds: float,
+    ) -> None:
+        other: Other = link.value
+        await self.room.enter(loan.nbytes)
+        if other.loans.get(message.number) is not loan:  # broken off meanwhile
+            self.room.leave(loan.nbytes)
+            return
+        loan.entered = True
+        self.peak = max(self.peak, self.room.used)
+        try:
+            attempt = self._from_disk(space, sequence, message.ranges, seconds)
+            while attempt is not None and other.loans.get(message.number) is loan and attempt() is None:
+                await asyncio.sleep(0.001)
+            if other.loans.get(message.number) is loan:
+                self._send(link, loan, message, space, sequence, slots)
+        except Exception as error:
+            self._over(other, message.number)
+            link.send(m.Refused(str(error)[:1024], message.number))
+            if not isinstance(error, ValueError):
+                raise
+
+    def _checked(self, space: Space, sequence: Sequence, message: m.Ask) -> tuple[int, int]:
+        """How many slots and bytes it is about."""
         from ..node.chains import run_of
 
         groups = space.geometry.groups
@@ -99,10 +127,10 @@ class Lending:
             nbytes += count * sum(groups[part[0]].shard_bytes)
         if not 0 < slots <= MOST_BLOCKS:
             raise ValueError(f"{slots} blocks in one request; expected 1 to {MOST_BLOCKS}")
-        return list(message.ranges), slots, nbytes
+        return slots, nbytes
 
     def _from_disk(
-        self, space: Space, sequence: Sequence, ranges: list[Range], seconds: float
+        self, space: Space, sequence: Sequence, ranges: Seq[Range], seconds: float
     ) -> Callable[[], Lease | None] | None:
         """Brings up what is on disk alone; None when there is nothing to bring up."""
         disk = self._store.disk
@@ -120,36 +148,16 @@ class Lending:
         match = Match(sequence, 1, 0, tuple(blocks), below, 1)
         return disk.fetch(space, match, until, lambda: (_core.Status.Ok, 0))
 
-    async def _send_later(
-        self,
-        link: Link,
-        message: m.Ask,
-        space: Space,
-        sequence: Sequence,
-        ranges: list[Range],
-        slots: int,
-        attempt: Callable[[], Lease | None],
-    ) -> None:
-        other: Other = link.value
-        while message.number in other.loans and attempt() is None:
-            await asyncio.sleep(0.001)
-        if message.number in other.loans:
-            try:
-                self._send(link, message, space, sequence, ranges, slots)
-            except ValueError as error:
-                link.send(m.Refused(str(error), message.number))
-
     def _send(
         self,
         link: Link,
+        loan: Loan,
         message: m.Ask,
         space: Space,
         sequence: Sequence,
-        ranges: list[Range],
         slots: int,
     ) -> None:
-        other: Other = link.value
-        loan = other.loans[message.number]
+        other, ranges = link.value, message.ranges
         chain, index, groups = sequence.chain(space.above), self._store.index, space.geometry.groups
         here = _here(space, sequence, ranges)
         there = [part for parts in here for part in parts]
@@ -176,7 +184,6 @@ class Lending:
             other.wire, message.number, message.generation, offsets, lengths, statuses, checksums
         )
         if answer != _core.Status.Ok:
-            self._over(other, message.number)
             self.counts["refused"] += slots
             raise ValueError(f"UCX answers {_core.Status(answer).name}")
         loan.sending = True
@@ -215,12 +222,13 @@ class Lending:
         loan = other.loans.pop(number, None)
         if loan is not None:
             loan.late.cancel()
-            self.lent -= loan.nbytes
+            if loan.entered:
+                self.room.leave(loan.nbytes)
             if loan.lease:
                 self._store.index.release(loan.lease, _core.Outcome.Unused)
 
 
-def _here(space: Space, sequence: Sequence, ranges: list[Range]) -> list[list[Range]]:
+def _here(space: Space, sequence: Sequence, ranges: Seq[Range]) -> list[list[Range]]:
     """What of each range is in memory."""
     chain, index = sequence.chain(space.above), space.index
     here: list[list[Range]] = []

@@ -9,7 +9,6 @@ from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
-_KEEP_SECONDS = 2.0  # that an answer stays true
 _MOST = 1024
 
 
@@ -19,11 +18,11 @@ class _Look(Generic[T]):
 
 
 class Looks(Generic[T]):
-    """Thread-safe. `patience`: seconds until somebody who does not answer has nothing. `version` changes with every
-    answer."""
+    """Thread-safe. keep: seconds that an answer stays true. patience: until somebody who does not answer has nothing.
+    `version` changes with every answer."""
 
-    def __init__(self, nothing: T, patience: float) -> None:
-        self._nothing, self._patience = nothing, patience
+    def __init__(self, nothing: T, patience: float, keep: float) -> None:
+        self._nothing, self._patience, self._keep = nothing, patience, keep
         self._looks: OrderedDict[Hashable, _Look[T]] = OrderedDict()
         self._lock = threading.Lock()
         self.version = 0
@@ -35,7 +34,7 @@ class Looks(Generic[T]):
             look = self._looks.get(key)
             if look is not None:
                 age = now - look.since
-                if look.answer is not None and age < _KEEP_SECONDS:
+                if look.answer is not None and age < self._keep:
                     return look.answer
                 if look.answer is None and age < self._patience:
                     return None

@@ -55,7 +55,8 @@ class Hello(Message, frozen=True):
     address: Name  # where it listens
     version: Name
     ucx: tuple[int, int, int]
-    over: Name  # what carries its payload: "tcp", or what UCX has of RDMA
+    over: Name  # what carries its payload: "tcp", or "rdma"
+    most: Count  # bytes that it lends at a time
     namespaces: Annotated[dict[Digest, Digest], Meta(max_length=1024)] = {}
 
 

@@ -15,11 +15,12 @@ _MOST_LOOKS, _MOST_UNITS = 64, 1 << 20
 
 @dataclass(eq=False)
 class Loan:
-    """Blocks that are being sent. lease: 0 when there was nothing to send."""
+    """Blocks that another node wants. late: when its time is over. lease: 0 as long as there is none."""
 
-    lease: int
     nbytes: int
     late: asyncio.TimerHandle
+    lease: int = 0
+    entered: bool = False  # counted in what is lent
     sending: bool = False  # the engine has it, and says when it is over
 
 

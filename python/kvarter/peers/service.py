@@ -125,7 +125,9 @@ class Peers:
         spaces = list(self._store.spaces().items())[-1024:]
         namespaces = {digest: groups_digest(space.geometry) for digest, space in spaces}
         over = "tcp" if "tcp" in self._options.transports.split(",") else "rdma"
-        return m.Hello(self._node, self.address, __version__, self._library.version, over, namespaces)
+        return m.Hello(
+            self._node, self.address, __version__, self._library.version, over, self.lending.most, namespaces
+        )
 
     def invite(self) -> bytes:
         return self.wire.invite()
@@ -135,7 +137,7 @@ class Peers:
             number = self.wire.connect(link.theirs, link.ours)
         except OSError as error:
             raise ValueError(f"UCX does not reach it: {error}") from None
-        link.value = Other(number, Room(self._options.in_flight))
+        link.value = Other(number, Room(min(self._options.in_flight, link.hello.most)))
         self._others[number] = link
 
     def said(self, link: Link, message: m.Talk) -> None:
@@ -200,7 +202,11 @@ class Peers:
             "directory": self._options.directory.status(),
             "looks": dict(self.asking.looks),
             "fetched": dict(self.asking.counts),
-            "lent": {**self.lending.counts, "bytes": self.lending.lent},
+            "lent": {
+                **self.lending.counts,
+                "bytes": self.lending.room.used,
+                "peak_bytes": self.lending.peak,
+            },
         }
 
     def close(self) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("kvarter.peers")
 _TELL_SECONDS = 0.5  # from a store to what it adds to what others are told
+_KEEP_SECONDS = 2.0  # that what others offer stays true, as long as they live
 _MOST_NOTED = 4096  # sequences that wait for that
 
 Key = tuple[int, bytes]
@@ -47,7 +48,7 @@ class PeerTier:
     def __init__(self, peers: Peers, index: _core.Index, policy: LoadPolicy) -> None:
         self._peers, self.policy = peers, policy
         self._clock = _core.SteadyClock()
-        self._looks: Looks[list[Offer]] = Looks([], peers.look_seconds * 2)
+        self._looks: Looks[list[Offer]] = Looks([], peers.look_seconds * 2, _KEEP_SECONDS)
         self._offers: OrderedDict[Key, list[Offer]] = OrderedDict()  # by the boundary that they lead to
         self._up = Promotions(self, index, self._clock, policy)
         self._tickets = itertools.count(1)
@@ -70,7 +71,8 @@ class PeerTier:
         offers = self._looks.get(_key(space, sequence, limit), ask)
         if offers is None:
             return None
-        return max((offer.tokens for offer in offers if offer.tokens > here), default=0)
+        living = self._peers.meeting.links
+        return max((o.tokens for o in offers if o.tokens > here and o.link in living), default=0)
 
     async def _look(
         self, space: Space, prefix: Prefix, here: int, limit: int, answered: Callable[[list[Offer]], None]
