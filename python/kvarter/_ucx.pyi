@@ -9,6 +9,7 @@ Int: TypeAlias = SupportsIndex
 Event: TypeAlias = Message | Received | Sent | Lost | Closed
 
 def version() -> tuple[int, int, int]: ...
+def available() -> list[str]: ...
 
 class Message:
     @property
