@@ -1,6 +1,7 @@
 // What a message may do to memory: fill, in order, the slots of a request that is open, and nothing else.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -243,19 +244,25 @@ TEST_CASE("no bytes from anywhere write outside the slots of a request, or end b
   Side side;
   for (int round = 0; round < 20'000; ++round) {
     if (!side.receiver.open(kRequest)) side.expect({300, 200});
-    Header header;
     Bytes payload = pattern(random() % 40 == 0 ? random() % 600 : 32, random());
     if (random() % 4 == 0) {
       const Bytes garbage = pattern(random() % 64, random());
       side.receiver.arrive(garbage, payload);
       continue;
     }
+    Header header;
     header.kind = static_cast<Kind>(random() % 6);
     header.status = static_cast<Status>(random() % 9);
     header.token = kToken + (random() % 8 == 0);
     header.request = kRequest + (random() % 8 == 0);
     header.generation = kGeneration + (random() % 8 == 0);
-    header.offset = random() % 2 ? random() % 600 : random();
+    header.offset = random() % 2 ? 32 * (random() % 4) : random();
+    if (header.kind == Kind::kEnd && random() % 8) continue;
+    if (header.kind == Kind::kBegin && random() % 2) {
+      const Verdict verdicts[2] = {{0, 0}, {0, random() % 2 * (random() % 9)}};
+      std::memcpy(payload.data(), verdicts, std::min(payload.size(), sizeof verdicts));
+      header.offset = verdicts[1].status == 0 ? 500 : 300;
+    }
     side.say(header, payload);
     side.events.take(10);
   }

@@ -1,6 +1,7 @@
 // Whose turn it is, what a message holds, and that every job and every account is settled once.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <map>
 #include <numeric>
 #include <random>
@@ -136,7 +137,7 @@ TEST_CASE("no more than a window is under way, and a job ends when its last mess
 TEST_CASE("peers take turns by bytes, whatever the size of their blocks") {
   Side side;
   for (const PeerId id : {1u, 2u, 3u}) side.peer(id).at_once = true;
-  side.send(1, 1, std::vector<std::size_t>(5000, 20));
+  side.send(1, 1, std::vector<std::size_t>(500, 200));
   side.send(2, 2, {100'000});
   side.send(3, 3, std::vector<std::size_t>(30, 3333));
   for (int turn = 0; turn < 50; ++turn) side.sender.pump();
@@ -150,7 +151,7 @@ TEST_CASE("a peer whose window is full delays nobody") {
   Side side;
   side.peer(1);
   side.peer(2).at_once = true;
-  side.send(1, 1, {1'000'00});
+  side.send(1, 1, {100'000});
   side.send(2, 2, {100'000});
   while (side.sender.pump()) {
   }
