@@ -1,0 +1,183 @@
+"""Other nodes' pools as a tier: what a match needs is looked for there, and brought into the pool as from disk.
+
+Blocks are asked for by sequence and not by key, so this is no `base.Tier`: a holder answers a whole prefix with one
+number (R7), and leases a run of blocks at once. What came is the pool's, in a slot, verified and committed, before
+anybody reads it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _core
+from ..finding import Found, Space
+from ..geometry import groups_digest
+from ..matching import Lease, Range
+from ..peers.directory import Prefix
+from ..peers.looks import Looks
+from ..policy import LoadPolicy
+from ..sequence import Sequence
+from ..transfers import Match
+from .promotion import Promotions
+
+if TYPE_CHECKING:
+    from ..peers.asking import Offer, Wanted
+    from ..peers.service import Peers
+
+logger = logging.getLogger("kvarter.peers")
+_TELL_SECONDS = 0.5  # from a store to what it adds to what others are told
+_MOST_NOTED = 4096  # sequences that wait for that
+
+Key = tuple[int, bytes]
+
+
+class PeerTier:
+    """`matching.Beyond` of a store that has peers. Thread-safe."""
+
+    def __init__(self, peers: Peers, index: _core.Index, policy: LoadPolicy) -> None:
+        self._peers, self.policy = peers, policy
+        self._clock = _core.SteadyClock()
+        self._looks: Looks[list[Offer]] = Looks([], peers.look_seconds * 2)
+        self._offers: OrderedDict[Key, list[Offer]] = OrderedDict()  # by the boundary that they lead to
+        self._up = Promotions(self, index, self._clock, policy)
+        self._tickets = itertools.count(1)
+        self._noted: dict[Key, tuple[Space, Sequence, int]] = {}
+        self._lock = threading.Lock()
+
+    # --- what a matcher asks
+
+    def look(self, space: Space, sequence: Sequence, here: int, limit: int) -> int | None:
+        unit = space.geometry.unit_tokens
+        if not sequence.from_start or limit < unit or self._peers.closed:
+            return 0
+
+        def ask(answered: Callable[[list[Offer]], None]) -> None:
+            prefix = self._prefix(space, sequence, limit // unit)
+            self._peers.meeting.call(
+                lambda: self._peers.meeting.start(self._look(space, prefix, here, limit, answered))
+            )
+
+        offers = self._looks.get(_key(space, sequence, limit), ask)
+        if offers is None:
+            return None
+        return max((offer.tokens for offer in offers if offer.tokens > here), default=0)
+
+    async def _look(
+        self, space: Space, prefix: Prefix, here: int, limit: int, answered: Callable[[list[Offer]], None]
+    ) -> None:
+        offers: list[Offer] = []
+        try:
+            offers = await self._peers.asking.look(prefix, groups_digest(space.geometry), here, limit)
+            for tokens in {offer.tokens for offer in offers}:
+                units = tokens // prefix.unit_tokens
+                with self._lock:
+                    self._offers[space.above, prefix.digests[32 * (units - 1) : 32 * units]] = offers
+                    while len(self._offers) > _MOST_NOTED:
+                        self._offers.popitem(last=False)
+        finally:
+            answered(offers)
+
+    @property
+    def queued_reads(self) -> int:
+        return self._peers.asking.queued
+
+    @property
+    def version(self) -> int:
+        return self._looks.version
+
+    def fetch(
+        self, space: Space, match: Match, until: int, lease: Callable[[], Lease]
+    ) -> Callable[[], Lease | None]:
+        return self._up.fetch(space, match, until, lease)
+
+    # --- promotion.Reader
+
+    def read(
+        self, space: Space, match: Match, ranges: list[Range], slots: npt.NDArray[np.void], deadline: int
+    ) -> int:
+        from ..peers.asking import Wanted
+
+        geometry = space.geometry
+        tokens = match.tokens // geometry.unit_tokens * geometry.unit_tokens
+        wanted = Wanted(
+            self._prefix(space, match.sequence, tokens // geometry.unit_tokens),
+            groups_digest(geometry),
+            [len(group.shard_bytes) for group in geometry.groups],
+            ranges,
+            slots,
+            tokens,
+            time.monotonic() + min(max(deadline - self._clock.now(), 0) / 1e9, 3600.0),
+        )
+        with self._lock:
+            offers = self._offers.get(_key(space, match.sequence, tokens), [])
+        ticket = next(self._tickets)
+        started = self._peers.meeting.call(
+            lambda: self._peers.meeting.start(self._fetch(ticket, wanted, offers))
+        )
+        return ticket if started else 0
+
+    async def _fetch(self, ticket: int, wanted: Wanted, offers: list[Offer]) -> None:
+        try:
+            await self._peers.asking.fetch(wanted, offers)
+        finally:
+            self._up.arrived(ticket, wanted.statuses, wanted.checksums)
+
+    def expired(self, ticket: int) -> bool:
+        return False  # it ends by itself at its deadline
+
+    def give_up(self) -> None:
+        """No slot is touched any more."""
+        self._up.give_up()
+
+    def _prefix(self, space: Space, sequence: Sequence, units: int) -> Prefix:
+        digests = sequence.digests[:units].tobytes()
+        return Prefix(self._peers.namespace(space), space.geometry.unit_tokens, digests)
+
+    # --- what others are told
+
+    def noted(self, space: Space, sequence: Sequence, first: int, tokens: int) -> None:
+        """The pool has, or is about to have, its tokens from `first` up to `tokens`."""
+        stride, units = self._peers.directory.stride, tokens // space.geometry.unit_tokens
+        if not stride or tokens // stride <= first // stride:
+            return
+        if not sequence.from_start or not 0 < units <= sequence.units:
+            return
+        with self._lock:
+            if len(self._noted) < _MOST_NOTED:
+                copy = Sequence.from_digests(sequence.namespace, sequence.digests[:units])
+                self._noted[_key(space, sequence, tokens)] = space, copy, 0
+
+    async def tell(self) -> None:
+        """What was noted a moment ago, as far as it is there by now."""
+        while True:
+            await asyncio.sleep(_TELL_SECONDS)
+            with self._lock:
+                noted, self._noted = self._noted, {}
+            for key, (space, sequence, tries) in noted.items():
+                geometry = space.geometry
+                all_of_it = sequence.units * geometry.unit_tokens
+                boundary = geometry.boundary(Found(space, sequence, self._peers.log), all_of_it)
+                if boundary:
+                    prefix = self._prefix(space, sequence, sequence.units)
+                    self._peers.directory.have(prefix, boundary // geometry.unit_tokens)
+                if (
+                    boundary + geometry.alignment <= all_of_it and tries < 3
+                ):  # some of it is still being written
+                    with self._lock:
+                        self._noted.setdefault(key, (space, sequence, tries + 1))
+                await asyncio.sleep(0)
+
+
+def _key(space: Space, sequence: Sequence, tokens: int) -> Key:
+    unit = tokens // space.geometry.unit_tokens - 1
+    return space.above, sequence.digests[unit].tobytes()
