@@ -92,7 +92,9 @@ def secret_file(directory: Path, secret: bytes = SECRET) -> str:
     return str(path)
 
 
-def peer_settings(street: Street, number: int, others: Seq[int], directory: Path, **more: Any) -> dict[str, Any]:
+def peer_settings(
+    street: Street, number: int, others: Seq[int], directory: Path, **more: Any
+) -> dict[str, Any]:
     """Patient, unless said otherwise: on a crowded machine nobody is to be taken for dead or late."""
     return {
         "listen": f"{street.address(number)}:{PORT}",

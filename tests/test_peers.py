@@ -38,7 +38,9 @@ class Town:
         self._stack = contextlib.ExitStack()
         self.nodes: dict[int, PeerNode] = {}
 
-    def node(self, number: int, others: Any, *groups: CacheGroup, names: Any = None, **options: Any) -> Client:
+    def node(
+        self, number: int, others: Any, *groups: CacheGroup, names: Any = None, **options: Any
+    ) -> Client:
         node = self.nodes[number] = PeerNode(self._directory, self.street, number, others, **options)
         self._stack.callback(node.close)
         client = Client(node, f"engine {number}", *(groups or (full(BLOCK),)), names=names or {})
@@ -358,7 +360,11 @@ def test_random_bytes_and_forged_addresses_cost_nobody_anything(town: Town) -> N
     noise = [(address, [numbers.randbytes(numbers.randrange(1, 400))]) for _ in range(40)]
     listening = _listening(town.nodes[1].pid)
     assert len(listening) > 1  # UCX's, too
-    noise += [(f"{town.street.address(1)}:{port}", [numbers.randbytes(600)]) for port in listening for _ in range(20)]
+    noise += [
+        (f"{town.street.address(1)}:{port}", [numbers.randbytes(600)])
+        for port in listening
+        for _ in range(20)
+    ]
     _strangers(town.street, 3, noise, knows=False)
     forged = [(address, [numbers.randbytes(size)]) for size in (0, 1, 40, 200, 4000) for _ in range(3)]
     _strangers(town.street, 3, forged, knows=True)

@@ -1,7 +1,7 @@
 """The language of the engine's tests: an owner of blocks in a process of its own, and a client that asks it.
 
 Runs as a program too: the owner (`ucx_words.py own DEVICE TRANSPORTS`), or a named scene with the client in it
-(`ucx_words.py play SCENE DEVICE TRANSPORTS [WORD...]`, where the words are the command that runs the owner).
+(`ucx_words.py play SCENE DEVICE TRANSPORTS WITHIN [WORD...]`; WITHIN is the command that runs the owner).
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class Side:
             self.memory.ctypes.data, self.memory.nbytes, devices=devices, transports=transports, **options
         )
         self.events: list[_ucx.Event] = []
+        self.peer = 0
 
     def wait(self, kind: type[T]) -> T:
         """The oldest event of that kind that was not yet waited for."""
@@ -76,8 +77,10 @@ class Owner:
         self.invite = bytes.fromhex(self.said())
 
     def said(self) -> str:
+        """The next line but for what UCX logs, which goes to standard output."""
         assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        line = self.process.stdout.readline()
+        return self.said() if line.startswith("[") else line.strip()
 
     def say(self, words: str) -> str:
         assert self.process.stdin is not None
@@ -87,7 +90,7 @@ class Owner:
 
     def close(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.communicate()
 
 
 class Client(Side):
@@ -208,40 +211,45 @@ def late(client: Client) -> None:
 
 
 def cut(client: Client, *command: str) -> None:
-    """An owner that cannot be reached any more is forgotten and closed, however much is under way."""
+    """An owner that has stopped, or is cut off by the command, is given up, however much is under way."""
     ucx = load().module
-    request = midway(client)
-    subprocess.run(command, check=True)
-    os.kill(client.owner.pid, signal.SIGCONT)
-    other = client.ask(range(4), range(BLOCKS - 4, BLOCKS)) if client.engine.forget(request) else 0
+    forgotten = midway(client)
+    if command:
+        subprocess.run(command, check=True)
+        os.kill(client.owner.pid, signal.SIGCONT)
+    assert client.engine.forget(forgotten)
     client.memory[:] = 0xEE
+    request = client.ask(range(4), range(4))
     client.engine.close_peer(client.peer)
-    assert client.wait(ucx.Received).request == other
+    received = client.wait(ucx.Received)
+    assert (received.request, set(received.statuses.tolist())) == (request, {Status.Closed})
     assert client.wait(ucx.Closed).peer == client.peer
     assert (client.memory == 0xEE).all()
 
 
-def play(scene: str, device: str, transports: str, *words: str) -> None:
-    within, _, rest = " ".join(words).partition(" -- ")
+def play(scene: str, device: str, transports: str, within: str, *words: str) -> None:
     client = Client(device, transports, within.split())
     try:
-        globals()[scene](client, *rest.split())
+        globals()[scene](client, *words)
     finally:
         client.close()
     print("played")
 
 
-def played(scene: str, device: str, transports: str, *words: str, within: Seq[str] = (), ucx: str = "") -> None:
-    """Plays a scene in a process of its own. ucx: a directory with another libucx package."""
-    root = str(Path(__file__).parents[1] / "python")
-    path = os.pathsep.join(filter(None, [ucx, *sys.path, root]))
-    command = [*within, sys.executable, __file__, "play", scene, device, transports, *words]
+def played(
+    scene: str, device: str, *words: str, within: Seq[str], owner_within: Seq[str], ucx: str = ""
+) -> None:
+    """Plays a scene over TCP in a process of its own. ucx: a directory with another libucx package."""
+    path = os.pathsep.join(filter(None, [ucx, *sys.path, str(Path(__file__).parents[1] / "python")]))
     done = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=3 * SECONDS
+        [*within, sys.executable, __file__, "play", scene, device, "tcp", " ".join(owner_within), *words],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=4 * SECONDS,
     )
     assert done.stdout.endswith("played\n"), done.stdout + done.stderr
 
 
 if __name__ == "__main__":
     {"own": own, "play": play}[sys.argv[1]](*sys.argv[2:])
-

@@ -30,8 +30,8 @@ def ucx(*path: str) -> Finding:
     search = os.pathsep.join([*path, *sys.path])
     answer = _run(search)
     try:
-        data = json.loads(answer.stdout)
-    except ValueError:
+        data = json.loads(answer.stdout.splitlines()[-1])  # UCX may have logged before
+    except (ValueError, IndexError):
         why = (answer.stderr.strip().splitlines() or [f"status {answer.returncode}"])[-1]
         data = {"library": None, "why": f"it does not start: {why}"}
     if data["library"] is None:
