@@ -126,6 +126,8 @@ PYBIND11_MODULE(_ucx, m) {
   m.doc() =
       "Blocks between hosts over UCX; import it through kvarter.peers.ucx_library, which loads UCX first.";
   m.def("version", &version, "The UCX that is loaded: (major, minor, release).");
+  m.def("available", &available, py::call_guard<py::gil_scoped_release>(),
+        "Every transport/device that this UCX could use here. Opens no socket.");
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);

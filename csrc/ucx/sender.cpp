@@ -115,7 +115,7 @@ bool Sender::pump() {
     sent |= take_turn(lane);
     wake(lane);
   }
-  return sent;
+  return sent || !turns_.empty();
 }
 
 bool Sender::take_turn(Lane& lane) {

@@ -81,7 +81,7 @@ class Sender {
   // REQUIRES: idle(peer).
   void remove(PeerId peer);
 
-  // Gives each peer one turn. True if anything was sent.
+  // Gives each peer one turn. True if anything was sent, or could be by another call.
   bool pump();
   void done(Operation& operation, bool ok);
 

@@ -4,6 +4,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <initializer_list>
+#include <new>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
@@ -22,6 +23,9 @@ struct ReleaseConfig {
 };
 using Config = std::unique_ptr<ucp_config_t, ReleaseConfig>;
 
+using Choices = std::vector<std::pair<const char*, std::string>>;
+using Owned = std::unique_ptr<ucp_context, Context::Cleanup>;
+
 std::string joined(const std::vector<std::string>& words) {
   std::string all;
   for (const auto& word : words) all += (all.empty() ? "" : ",") + word;
@@ -39,9 +43,8 @@ bool includes(const std::string& transports, std::initializer_list<std::string_v
 bool includes_tcp(const std::string& transports) { return includes(transports, {"tcp"}); }
 
 // UCX warns of settings that none of its transports take, hence only those of what may be used.
-std::vector<std::pair<const char*, std::string>> choices(const Settings& settings) {
-  std::vector<std::pair<const char*, std::string>> all{
-      {"TLS", settings.transports}, {"RNDV_THRESH", "inf"}, {"KEEPALIVE_INTERVAL", "1s"}};
+Choices choices(const Settings& settings) {
+  Choices all{{"TLS", settings.transports}, {"RNDV_THRESH", "inf"}, {"KEEPALIVE_INTERVAL", "1s"}};
   if (!settings.devices.empty()) all.emplace_back("NET_DEVICES", joined(settings.devices));
   if (includes_tcp(settings.transports)) {
     const std::string segment = std::to_string(settings.segment + kSegmentRoom);
@@ -55,6 +58,43 @@ std::vector<std::pair<const char*, std::string>> choices(const Settings& setting
   if (includes(settings.transports, {"posix", "sm", "shm"})) all.emplace_back("POSIX_ERROR_HANDLING", "y");
   if (includes(settings.transports, {"sysv", "sm", "shm"})) all.emplace_back("SYSV_ERROR_HANDLING", "y");
   return all;
+}
+
+Owned start(const Choices& choices) {
+  ucp_config_t* read = nullptr;
+  require_ok(ucp_config_read(nullptr, nullptr, &read), "read its configuration");
+  const Config config(read);
+  std::string all;
+  for (const auto& [name, value] : choices) {
+    const std::string choice = std::string(name) + "=" + value;
+    require_ok(ucp_config_modify(config.get(), name, value.c_str()), "set " + choice);
+    all += " " + choice;
+  }
+  ucp_params_t params{};
+  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.name = "kvarter";
+  ucp_context_h context = nullptr;
+  require_ok(ucp_init(&params, config.get(), &context), "start with" + all);
+  return Owned(context);
+}
+
+// What a context may use, in the lines that UCX prints: "#   resource 0  :  md 0  dev 0  flags -- tcp/lo".
+std::vector<std::string> resources(ucp_context_h context) {
+  char* text = nullptr;
+  std::size_t size = 0;
+  std::FILE* file = ::open_memstream(&text, &size);
+  if (!file) throw std::bad_alloc();
+  ucp_context_print_info(context, file);
+  std::fclose(file);
+  std::istringstream lines(text);
+  std::free(text);
+  std::vector<std::string> found;
+  for (std::string line; std::getline(lines, line);)
+    if (line.find("resource ") != std::string::npos)
+      if (const auto at = line.rfind(' '); line.find('/', at) != std::string::npos)
+        found.push_back(line.substr(at + 1));
+  return found;
 }
 
 }  // namespace
@@ -73,38 +113,11 @@ Context::Context(const Settings& settings) {
   if (settings.first_port > settings.last_port)
     throw std::invalid_argument("ports are " + std::to_string(settings.first_port) + " to " +
                                 std::to_string(settings.last_port) + ", expected the lower one first");
-  ucp_config_t* read = nullptr;
-  require_ok(ucp_config_read(nullptr, nullptr, &read), "read its configuration");
-  const Config config(read);
-  for (const auto& [name, value] : choices(settings))
-    require_ok(ucp_config_modify(config.get(), name, value.c_str()),
-               std::string("set ") + name + " to '" + value + "'");
-  ucp_params_t params{};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
-  params.name = "kvarter";
-  ucp_context_h context = nullptr;
-  require_ok(ucp_init(&params, config.get(), &context),
-             "start with transports '" + settings.transports + "' on '" + joined(settings.devices) + "'");
-  context_.reset(context);
+  context_ = start(choices(settings));
 }
 
-std::vector<std::string> Context::transports() const {
-  char* text = nullptr;
-  std::size_t size = 0;
-  std::FILE* file = ::open_memstream(&text, &size);
-  if (!file) return {};
-  ucp_context_print_info(context_.get(), file);
-  std::fclose(file);
-  std::istringstream lines(text);
-  std::free(text);
-  // Lines such as "#   resource 0  :  md 0  dev 0  flags -- tcp/lo".
-  std::vector<std::string> found;
-  for (std::string line; std::getline(lines, line);)
-    if (line.find("resource ") != std::string::npos)
-      if (const auto at = line.rfind(' '); line.find('/', at) != std::string::npos)
-        found.push_back(line.substr(at + 1));
-  return found;
-}
+std::vector<std::string> Context::transports() const { return resources(context_.get()); }
+
+std::vector<std::string> available() { return resources(start({}).get()); }
 
 }  // namespace kvarter::ucx

@@ -1,8 +1,8 @@
 """Finds UCX and loads it, once and before anything that needs it.
 
-A process must have one UCX: two copies have two sets of globals, and modules that do not know of each other. So one that
-is loaded already (by ucxx, say) is used as it is; else the system's, which may reach RDMA devices; else PyPI's
-libucx, which cannot. `_ucx` finds the one that is loaded by its SONAME, and must not be imported in another way.
+A process must have one UCX: two copies have two sets of globals, and modules that do not know of each other. So
+one that is loaded already (by ucxx, say) is used as it is; else the system's, which may reach RDMA devices; else
+PyPI's libucx, which cannot. `_ucx` finds the one that is loaded by its SONAME, and is imported in no other way.
 """
 
 from __future__ import annotations

@@ -27,8 +27,15 @@ struct Settings {
 // Of the library that is loaded, which may be newer or older than the headers.
 std::tuple<unsigned, unsigned, unsigned> version();
 
+// Every transport/device that this UCX could use on this host. Opens no socket. Throws UcxError.
+std::vector<std::string> available();
+
 class Context {
  public:
+  struct Cleanup {
+    void operator()(ucp_context_h context) const noexcept { ucp_cleanup(context); }
+  };
+
   // Throws std::invalid_argument for settings that contradict themselves, and UcxError, which names the
   // setting, for one that UCX does not take.
   explicit Context(const Settings& settings);
@@ -38,9 +45,6 @@ class Context {
   std::vector<std::string> transports() const;
 
  private:
-  struct Cleanup {
-    void operator()(ucp_context_h context) const noexcept { ucp_cleanup(context); }
-  };
   std::unique_ptr<ucp_context, Cleanup> context_;
 };
 
