@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,15 @@ TERMS = Terms(stride=STRIDE, lease=5.0, patience=SECONDS / 4)
 
 
 class Redis:
-    """A server in a process of its own, at one port for its whole life. cluster: of one node, that has all slots."""
+    """A server in a process of its own, at one port for its whole life. cluster: of one node, that has all slots.
+    within: the command that runs it, on another host that has this address."""
 
-    def __init__(self, directory: Path, cluster: bool = False) -> None:
+    def __init__(
+        self, directory: Path, cluster: bool = False, address: str = "127.0.0.1", within: Seq[str] = ()
+    ) -> None:
         self._directory, self._cluster = directory, cluster
+        self._address, self._within = address, within
+        self._socket = str(directory / "redis.sock")
         for _ in range(20):  # somebody may take the port first
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
@@ -41,13 +47,15 @@ class Redis:
 
     @property
     def url(self) -> str:
-        return f"{'redis+cluster' if self._cluster else 'redis'}://127.0.0.1:{self.port}"
+        return f"{'redis+cluster' if self._cluster else 'redis'}://{self._address}:{self.port}"
 
     def start(self) -> bool:
-        options = ["--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        options = ["--port", str(self.port), "--bind", self._address, "--save", "", "--appendonly", "no"]
+        options += ["--unixsocket", self._socket, "--protected-mode", "no"]
         options += ["--cluster-enabled", "yes"] if self._cluster else []
         self.process = subprocess.Popen(
-            ["redis-server", *options, "--dir", str(self._directory)], stdout=subprocess.DEVNULL
+            [*self._within, "redis-server", *options, "--dir", str(self._directory)],
+            stdout=subprocess.DEVNULL,
         )
         end = time.monotonic() + SECONDS
         while self.process.poll() is None and time.monotonic() < end:
@@ -61,7 +69,9 @@ class Redis:
     def command(self, *words: str) -> str:
         """What it answers; of a long answer, some of it."""
         parts = [f"${len(word.encode())}\r\n{word}\r\n" for word in words]
-        with socket.create_connection(("127.0.0.1", self.port), SECONDS) as connection:
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(SECONDS)
+            connection.connect(self._socket)
             connection.sendall(f"*{len(words)}\r\n{''.join(parts)}".encode())
             return connection.recv(1 << 16).decode().strip()
 

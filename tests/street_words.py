@@ -92,16 +92,15 @@ def secret_file(directory: Path, secret: bytes = SECRET) -> str:
     return str(path)
 
 
-def peer_settings(
-    street: Street, number: int, others: Seq[int], directory: Path, **more: Any
-) -> dict[str, Any]:
+def peer_settings(street: Street, number: int, others: Seq[int], home: Path, **more: Any) -> dict[str, Any]:
     """Patient, unless said otherwise: on a crowded machine nobody is to be taken for dead or late."""
     return {
         "listen": f"{street.address(number)}:{PORT}",
         "device": "eth0",
         "static": [f"{street.address(other)}:{PORT}" for other in others],
-        "secret_file": secret_file(directory),
+        "secret_file": secret_file(home),
         "look_seconds": SECONDS / 4,
+        "directory_seconds": SECONDS / 8,
         "patience": SECONDS,
         "measure": False,
         **more,
@@ -113,7 +112,7 @@ class PeerNode(ServedNode):
 
     def __init__(
         self,
-        directory: Path,
+        home: Path,
         street: Street,
         number: int,
         others: Seq[int],
@@ -123,10 +122,10 @@ class PeerNode(ServedNode):
         **peers: Any,
     ) -> None:
         self.number, self.street = number, street
-        home = directory / str(number)
-        home.mkdir(exist_ok=True)
-        options: dict[str, Any] = {"peers": peer_settings(street, number, others, directory, **peers)}
+        options: dict[str, Any] = {"peers": peer_settings(street, number, others, home, **peers)}
         options |= {"disk": disk} if disk is not None else {}
+        home = home / str(number)
+        home.mkdir(exist_ok=True)
         super().__init__(home, dram=dram, within=street.within(number), **options)
 
     def peers(self) -> dict[str, Any]:

@@ -188,6 +188,9 @@ def test_a_byte_that_changed_at_the_owner_is_never_served(town: Town) -> None:
     kept = settled(here, here.tokens(12, 8), limit=5 * UNIT)
     assert kept.tokens == 5 * UNIT and kept.peer_tokens == 0  # what is whole has come
     assert town.nodes[1].peers()["fetched"]["Corrupt"] == 1
+    until(lambda: there.store.match(there.tokens(12, 8)).tokens == 5 * UNIT, "it is gone at its owner, too")
+    there.put(there.tokens(12, 8), {0: range(8)})  # and stored again it heals
+    assert len(fetched(here, here.tokens(12, 8))) == 8
 
 
 def test_no_more_is_lent_at_a_time_than_a_share_of_the_pool(town: Town) -> None:

@@ -93,6 +93,7 @@ class Peers(BaseModel):
         None, description="The authority that vouches for all nodes, and for nobody else"
     )
     look_seconds: Seconds = Field(0.1, description="What a request waits for what other nodes have")
+    directory_seconds: Seconds = Field(0.1, description="What one call at the directory may take")
     in_flight: ByteSize = Field(ByteSize(128 << 20), gt=0, description="Asked of one node at a time")
     lend_share: float = Field(0.25, gt=0, le=1, description="Of the pool, that may be leased for other nodes")
     heartbeat: Seconds = Field(0.2, description="Between signs of life")

@@ -225,6 +225,8 @@ class Asking:
             # Ok when all shards are: it is the smallest of them.
             wanted.statuses[block] = got.statuses[at : at + shards].max()
             at += shards
+        if wrong := [block for block in part if wanted.statuses[block] == Outcome.Corrupt]:
+            offer.link.send(m.Doubt(offer.number, _ranges([wanted.blocks[block] for block in wrong])))
 
     # --- what comes
 

@@ -9,9 +9,16 @@ has a block has what leads to it), so a few digests say how far along a prompt s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol, cast
 
+import numpy as np
+
+from ..finding import Space
+from ..keys import Namespace
+from ..sequence import Sequence
 from .meeting import Meeting
 
 
@@ -31,6 +38,12 @@ class Prefix(NamedTuple):
         step = max(stride // self.unit_tokens, 1)
         for units in range((above // step + 1) * step, min(upto, self.units) + 1, step):
             yield units, self.digests[32 * (units - 1) : 32 * units]
+
+
+def sequence_of(space: Space, digests: bytes) -> Sequence:
+    """What another host names by its digests, from token 0 on, in a namespace that is open here."""
+    named = cast(Namespace, SimpleNamespace(unit_tokens=space.geometry.unit_tokens))
+    return Sequence.from_digests(named, np.frombuffer(digests, np.uint8).reshape(-1, 32))
 
 
 class Directory(Protocol):
@@ -59,7 +72,7 @@ class Static:
 
     stride = 0
 
-    def __init__(self, addresses: Sequence[str]) -> None:
+    def __init__(self, addresses: Seq[str]) -> None:
         self._addresses = list(dict.fromkeys(addresses))
 
     def begin(self, meeting: Meeting, address: str) -> None:

@@ -10,20 +10,20 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from .. import _core
 from ..finding import Found, Space, runs
 from ..geometry import groups_digest
-from ..keys import Namespace
 from ..matching import Lease, Range
 from ..sequence import Sequence
 from ..transfers import Match
 from . import messages as m
 from .asking import MOST_BLOCKS
+from .directory import sequence_of
 from .link import Link
 from .meeting import Meeting
 from .others import Loan, Other
@@ -43,8 +43,17 @@ class Lending:
     """`counts`: blocks that others asked for, by what became of them. room: bytes leased now, at most `most`; peak: the
     most that there ever were."""
 
-    def __init__(self, store: Store, meeting: Meeting, wire: _ucx.Engine, most: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        meeting: Meeting,
+        wire: _ucx.Engine,
+        payload: npt.NDArray[np.uint8],
+        most: int,
+    ) -> None:
+        """payload: the pool's arena."""
         self._store, self._meeting, self._wire, self.most = store, meeting, wire, most
+        self._payload = payload
         self._clock = _core.SteadyClock()
         self.room, self.peak = Room(most), 0
         self.counts = Counter({"asked": 0, "sent": 0, "absent": 0, "refused": 0, "broken_off": 0})
@@ -58,9 +67,7 @@ class Lending:
         geometry = space.geometry
         if groups_digest(geometry) != message.groups:
             raise ValueError(f"namespace {message.namespace.hex()[:16]} has other cache groups here")
-        digests = np.frombuffer(message.digests, np.uint8).reshape(-1, 32)
-        named = cast(Namespace, SimpleNamespace(unit_tokens=geometry.unit_tokens))
-        sequence = Sequence.from_digests(named, digests)
+        sequence = sequence_of(space, message.digests)
         other.looked(message.number, space, sequence)
         disk = self._store.disk
         found = Found(space, sequence, disk.log if disk is not None else None)
@@ -73,7 +80,7 @@ class Lending:
         """Raises ValueError or LookupError for what will not be sent."""
         other: Other = link.value
         space, sequence = other.look(message.look)
-        slots, nbytes = self._checked(space, sequence, message)
+        slots, nbytes = self._checked(space, sequence, message.ranges)
         if message.number in other.loans:
             raise ValueError(f"request {message.number} is open")
         blocks = sum(count for *_, count in message.ranges)
@@ -115,13 +122,13 @@ class Lending:
             if not isinstance(error, ValueError):
                 raise
 
-    def _checked(self, space: Space, sequence: Sequence, message: m.Ask) -> tuple[int, int]:
+    def _checked(self, space: Space, sequence: Sequence, ranges: Seq[Range]) -> tuple[int, int]:
         """How many slots and bytes it is about."""
         from ..node.chains import run_of
 
         groups = space.geometry.groups
         slots = nbytes = 0
-        for part in message.ranges:
+        for part in ranges:
             count = len(run_of(space, sequence, part))
             slots += count * len(groups[part[0]].shard_bytes)
             nbytes += count * sum(groups[part[0]].shard_bytes)
@@ -189,6 +196,26 @@ class Lending:
         loan.sending = True
         self.counts["sent"] += sent
         self.counts["absent"] += slots - sent
+
+    def doubt(self, other: Other, message: m.Doubt) -> None:
+        """Blocks that did not pass the other end's check: those that do not pass ours either go, with what leans on
+        them."""
+        space, sequence = other.look(message.look)
+        chain, index = sequence.chain(space.above), self._store.index
+        self._checked(space, sequence, message.ranges)
+        for part in [part for parts in _here(space, sequence, message.ranges) for part in parts]:
+            deadline = self._clock.now() + int(_SLACK_SECONDS * 1e9)
+            status, lease = index.lease(chain, [part], _core.LeaseKind.Copy, 0, deadline)
+            if status != _core.Status.Ok:
+                continue
+            shards = len(space.geometry.groups[part[0]].shard_bytes)
+            wrong = {at // shards for at, slot in enumerate(index.slots(lease)) if not self._whole(slot)}
+            index.drop_corrupt(lease, sorted(wrong))
+            index.release(lease, _core.Outcome.Unused)
+
+    def _whole(self, slot: np.void) -> bool:
+        begin, end = int(slot["offset"]), int(slot["offset"] + slot["length"])
+        return bool(_core.xxh3_64(self._payload[begin:end]) == int(slot["checksum"]))
 
     # --- endings
 

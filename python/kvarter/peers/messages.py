@@ -115,6 +115,13 @@ class Ask(Message, frozen=True):
     seconds: Annotated[float, Meta(ge=0, le=3600)]
 
 
+class Doubt(Message, frozen=True):
+    """These blocks of what was looked for did not pass the check: have a look at them."""
+
+    look: Count
+    ranges: Annotated[list[Range], Meta(max_length=4096)]
+
+
 class Cancel(Message, frozen=True):
     """Nobody waits for that Ask any more."""
 
@@ -122,7 +129,7 @@ class Cancel(Message, frozen=True):
 
 
 Meeting = Knock | Challenge | Proof | Hello | Welcome | Refused
-Talk = Ping | Pong | Look | Have | Ask | Cancel | Refused
+Talk = Ping | Pong | Look | Have | Ask | Cancel | Doubt | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 meeting = msgspec.msgpack.Decoder(Meeting)

@@ -8,7 +8,7 @@ from ..errors import ConfigError
 from ..policy import AlwaysLoad, Measured
 from .directory import Directory, Static
 from .meeting import Times
-from .redis_directory import RedisDirectory
+from .redis_directory import RedisDirectory, Terms
 from .service import PeerOptions
 from .trust import Trust, anybody, by_secret, by_tls, is_address
 
@@ -67,7 +67,7 @@ def _directory(settings: Settings, trust: Trust) -> Directory:
     if bool(settings.static) == bool(settings.directory):
         raise ConfigError("peers need either a list `static` or a `directory`, and not both")
     if settings.directory is not None:
-        return RedisDirectory(settings.directory)
+        return RedisDirectory(settings.directory, Terms(patience=settings.directory_seconds))
     for each in settings.static:
         trust.check(_address("peers.static", each)[0])
     return Static(settings.static)

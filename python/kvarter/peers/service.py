@@ -80,7 +80,7 @@ class Peers:
         self.meeting = Meeting(options.listen, options.trust, self, options.times)
         self.asking = Asking(self.meeting, self.wire, options.directory, options.look_seconds)
         most = int(options.lend_share * store.pool.bytes)
-        self.lending = Lending(store, self.meeting, self.wire, most)
+        self.lending = Lending(store, self.meeting, self.wire, self._mapping.payload(0), most)
         self.tier = PeerTier(self, store.index, options.policy)
         try:
             self.meeting.open()
@@ -146,6 +146,8 @@ class Peers:
                 link.send(self.lending.look(link.value, message))
             case m.Ask():
                 self.lending.ask(link, message)
+            case m.Doubt():
+                self.lending.doubt(link.value, message)
             case m.Cancel():
                 self.lending.cancel(link.value, message)
             case m.Have() | m.Refused():

@@ -23,7 +23,7 @@ from .. import _core
 from ..finding import Found, Space
 from ..geometry import groups_digest
 from ..matching import Lease, Range
-from ..peers.directory import Prefix
+from ..peers.directory import Prefix, sequence_of
 from ..peers.looks import Looks
 from ..policy import LoadPolicy
 from ..sequence import Sequence
@@ -124,15 +124,16 @@ class PeerTier:
             offers = self._offers.get(_key(space, match.sequence, tokens), [])
         ticket = next(self._tickets)
         started = self._peers.meeting.call(
-            lambda: self._peers.meeting.start(self._fetch(ticket, wanted, offers))
+            lambda: self._peers.meeting.start(self._fetch(space, ticket, wanted, offers))
         )
         return ticket if started else 0
 
-    async def _fetch(self, ticket: int, wanted: Wanted, offers: list[Offer]) -> None:
+    async def _fetch(self, space: Space, ticket: int, wanted: Wanted, offers: list[Offer]) -> None:
         try:
             await self._peers.asking.fetch(wanted, offers)
         finally:
             self._up.arrived(ticket, wanted.statuses, wanted.checksums)
+        self.noted(space, sequence_of(space, wanted.prefix.digests), 0, wanted.tokens)
 
     def expired(self, ticket: int) -> bool:
         return False  # it ends by itself at its deadline
