@@ -82,7 +82,9 @@ class Peers(BaseModel):
     ports: str | None = Field(
         None, pattern=r"^\d+-\d+$", description="LOWEST-HIGHEST that UCX may listen at; default: any"
     )
-    static: tuple[str, ...] = Field((), description="HOST:PORT of each of a few other nodes")
+    static: tuple[str, ...] = Field(
+        (), description="HOST:PORT of each of a few other nodes, with commas between"
+    )
     directory: str | None = Field(
         None, description="redis://, rediss:// or redis+cluster://HOST:PORT, instead of `static`"
     )
@@ -99,6 +101,13 @@ class Peers(BaseModel):
     heartbeat: Seconds = Field(0.2, description="Between signs of life")
     patience: Seconds = Field(0.8, description="Of silence, after which a node is given up")
     measure: bool = Field(True, description="Load only what comes sooner than it is computed")
+
+    @field_validator("static", mode="before")
+    @classmethod
+    def _listed(cls, said: Any) -> Any:
+        return (
+            tuple(filter(None, (one.strip() for one in said.split(",")))) if isinstance(said, str) else said
+        )
 
 
 class Config(BaseModel):
