@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from report import Row, Run
 
-from . import admit, copy, disk, engine, evict, gpu, hash, match, node, policy, pool, store, tier
+from . import admit, copy, disk, engine, evict, gpu, hash, match, node, policy, pool, store, tier, ucx
 
 WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "hash": hash.run,
@@ -20,4 +20,5 @@ WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "tier": tier.run,
     "engine": engine.run,
     "node": node.run,
+    "ucx": ucx.run,
 }

@@ -134,19 +134,20 @@ TEST_CASE("any thread may call, and every request that is not forgotten ends onc
   for (unsigned i = 0; i < 200 - forgotten; ++i) pair.client.wait<Received>();
 }
 
-TEST_CASE("closing a peer answers what it owed, and the other side notices") {
+TEST_CASE("closing a peer answers what it owed, and what it sends later is not heard") {
   Pair pair("tcp");
   pair.expect(1);
-  pair.client.engine.message(pair.to_owner, {});
-  pair.owner.wait<Message>();
-  pair.owner.engine.message(pair.to_client, {});
-  pair.client.wait<Message>();
   pair.client.engine.close_peer(pair.to_owner);
   CHECK(pair.client.wait<Received>().statuses == std::vector(kBlocks, Status::kClosed));
   CHECK(pair.client.wait<Closed>().peer == pair.to_owner);
   CHECK(pair.client.engine.message(pair.to_owner, {}) == Status::kClosed);
-  CHECK(pair.owner.wait<Lost>().peer == pair.to_client);
-  CHECK(pair.owner.wait<Closed>().peer == pair.to_client);
+  // UCX need not tell the other side, which may go on.
+  const auto counter = [&](Count what) {
+    return pair.client.engine.counters().get(static_cast<std::size_t>(what));
+  };
+  while (counter(Count::kDropStranger) == 0)
+    if (pair.owner.engine.message(pair.to_client, {}) == Status::kClosed) break;
+  CHECK(pair.client.engine.take(10).empty());
 }
 
 TEST_CASE("an engine that is closed answers Closed") {
