@@ -140,7 +140,9 @@ def demo(
 
 
 def _compare(options: run.Options, told: set[str]) -> run.Report:
-    second = ["restarted with"] if options.disk else ["another with"] if options.served or options.peers else []
+    second = (
+        ["restarted with"] if options.disk else ["another with"] if options.served or options.peers else []
+    )
     columns = (TextColumn("{task.description:<77}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_stderr) as bars:
         tasks = {

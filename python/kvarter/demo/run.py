@@ -285,4 +285,3 @@ def _follow(
                 child.kill()
     child.wait()
     return end
-

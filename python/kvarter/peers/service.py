@@ -69,17 +69,22 @@ class Peers:
         self._node = os.urandom(16)
         self._mapping = _core.Mapping(store.exports())
         base = self._mapping.address(0, 0, arenas[0][1])
+        most = int(options.lend_share * store.pool.bytes)
         devices = [options.device] if options.device else []
         try:
             self.wire: _ucx.Engine = library.module.Engine(
-                base, arenas[0][1], devices=devices, transports=options.transports, ports=options.ports
+                base,
+                arenas[0][1],
+                devices=devices,
+                transports=options.transports,
+                ports=options.ports,
+                queued_bytes=2 * most + (64 << 20),  # what is lent is bounded here, not there
             )
         except (RuntimeError, ValueError) as error:
             raise ConfigError(f"UCX {'.'.join(map(str, library.version))}: {error}") from None
         self._others: dict[int, Link] = {}  # by number at the engine
         self.meeting = Meeting(options.listen, options.trust, self, options.times)
         self.asking = Asking(self.meeting, self.wire, options.directory, options.look_seconds)
-        most = int(options.lend_share * store.pool.bytes)
         self.lending = Lending(store, self.meeting, self.wire, self._mapping.payload(0), most)
         self.tier = PeerTier(self, store.index, options.policy)
         try:
