@@ -131,8 +131,9 @@ class Meeting:
             self.loop.close()
 
     async def _main(self) -> None:
+        tls: dict[str, Any] = {"ssl": self._trust.server, "ssl_handshake_timeout": self.times.meeting}
         server = await asyncio.start_server(
-            self._came, self._host, self.port, ssl=self._trust.server, limit=m.MOST_BYTES
+            self._came, self._host, self.port, limit=m.MOST_BYTES, **(tls if self._trust.server else {})
         )
         self.port = server.sockets[0].getsockname()[1]
         self._started.set()
@@ -197,6 +198,7 @@ class Meeting:
             self._tasks.discard(task)
 
     async def _meet(self, link: Link) -> None:
+        link.hurry()
         await link.meet(self._trust, self._handler.hello(), self._handler.invite)
         link.pulse = Pulse(self.clock, self.times.period, self.times.patience)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -167,7 +168,8 @@ class Peers:
 
     def _events(self) -> None:
         ucx = self._library.module
-        for event in self.wire.poll():
+        events = iter(self.wire.poll, [])  # until there are none
+        for event in itertools.chain.from_iterable(events):
             match event:
                 case ucx.Received():
                     self.asking.received(event)

@@ -25,6 +25,7 @@ from ..geometry import groups_digest
 from ..matching import Lease, Range
 from ..peers.directory import Prefix, sequence_of
 from ..peers.looks import Looks
+from ..peers.messages import MOST_UNITS
 from ..policy import LoadPolicy
 from ..sequence import Sequence
 from ..transfers import Match
@@ -59,7 +60,8 @@ class PeerTier:
 
     def look(self, space: Space, sequence: Sequence, here: int, limit: int) -> int | None:
         unit = space.geometry.unit_tokens
-        if not sequence.from_start or limit < unit or self._peers.closed:
+        limit = min(limit, MOST_UNITS * unit)
+        if not sequence.from_start or limit < unit or here >= limit or self._peers.closed:
             return 0
 
         def ask(answered: Callable[[list[Offer]], None]) -> None:
