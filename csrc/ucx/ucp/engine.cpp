@@ -225,14 +225,17 @@ std::uint64_t Engine::expect(PeerId peer, std::uint64_t request,
   }
   check_apart(std::move(slots));
   const std::uint64_t generation = random_word();
-  const std::lock_guard lock(impl_->mutex);
-  if (impl_->open.contains(request))
-    throw std::invalid_argument("request " + std::to_string(request) + " is open");
-  if (!impl_->later([impl = impl_.get(), peer, request, generation, extents = std::move(extents)]() mutable {
-        impl->loop->receiver().expect(peer, request, generation, std::move(extents));
-      }))
+  {
+    const std::lock_guard lock(impl_->mutex);
+    if (!impl_->open.insert(request).second)
+      throw std::invalid_argument("request " + std::to_string(request) + " is open");
+  }
+  // Waits: whoever learns the generation, in whatever way, may send at once.
+  if (!impl_->now([&] { impl_->loop->receiver().expect(peer, request, generation, std::move(extents)); })) {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->open.erase(request);
     throw std::runtime_error("the engine is closed");
-  impl_->open.insert(request);
+  }
   return generation;
 }
 

@@ -7,9 +7,9 @@
 // anyone else or in the wrong place is dropped and counted. XXH3-64 of each block is compared with the
 // owner's.
 //
-// Threads: every method from any thread; none waits but for the engine's own thread, which never waits for
-// anything else than its sockets. That thread spins for `spin` after the last thing that happened, then
-// sleeps. All that happens is told by events, for which a descriptor wakes a caller.
+// Threads: every method from any thread; connect, expect and forget wait for the engine's own thread to do
+// it, and that never waits for anything but its sockets. That thread spins for `spin` after the last thing
+// that happened, then sleeps. All that happens is told by events, for which a descriptor wakes a caller.
 //
 // When full: a peer's calls are Busy while more than `queued_bytes` of it wait; messages that nobody takes
 // end the connection with whoever sends them.
@@ -74,9 +74,10 @@ class Engine {
   Status message(PeerId peer, std::vector<std::byte> data);
 
   // Opens a request: the peer may fill these slots, of which it is told the number and the generation that is
-  // returned. One event Received ends it, at once when the peer is gone. The slots belong to it until then.
-  // Throws std::invalid_argument for none or more than kMostBlocks slots, an empty one, one outside the
-  // memory, slots that overlap, and a request whose event has not been taken; std::runtime_error when closed.
+  // returned and may be by any way. One event Received ends it, at once when the peer is gone. The slots
+  // belong to it until then. Throws std::invalid_argument for none or more than kMostBlocks slots, an empty
+  // one, one outside the memory, slots that overlap, and a request whose event has not been taken;
+  // std::runtime_error when closed.
   std::uint64_t expect(PeerId peer, std::uint64_t request,
                        std::vector<std::pair<std::uint64_t, std::uint64_t>> slots);
   // Ends a request without an event; from the return on no byte enters its slots. False: it had ended, and
