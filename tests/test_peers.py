@@ -426,3 +426,32 @@ def test_who_knows_the_secret_and_asks_for_what_cannot_be_is_refused_by_number(t
         "Refused(sentence='4800 blocks in one request; expected 1 to 4096', number=7)",
         "Refused(sentence='0 blocks in one request; expected 1 to 4096', number=8)",
     ]
+
+
+# --- ahead of being asked
+
+
+def test_what_is_pushed_is_there_before_it_is_asked_for(town: Town) -> None:
+    here, there = town.pair()
+    here.store.open(here.namespace)
+    sequence = there.tokens(30, 16)
+    there.store.push(sequence, f"{town.street.address(1)}:{PORT}")  # also before it is stored
+    written = there.put(sequence, {0: range(16)})
+    until(lambda: town.nodes[1].peers()["pushes"]["taken"] == 1, "taken")
+    town.street.cut(2)
+    match = here.store.match(here.tokens(30, 16))
+    assert (match.tokens, match.peer_tokens) == (16 * UNIT, 0)
+    assert here.get(match) == written
+    town.street.mend(2)
+
+
+def test_what_is_pushed_to_nobody_or_into_no_namespace_is_forgotten(town: Town) -> None:
+    there = town.node(2, [1])
+    town.node(1, [2])
+    town.nodes[2].knows(1)
+    sequence = there.tokens(31, 8)
+    there.put(sequence, {0: range(8)})
+    there.store.push(sequence, f"{town.street.address(3)}:{PORT}")
+    there.store.push(sequence, f"{town.street.address(1)}:{PORT}")
+    until(lambda: town.nodes[2].peers()["pushes"]["pushed"] == 1, "pushed")
+    assert town.nodes[1].peers()["pushes"]["taken"] == 0

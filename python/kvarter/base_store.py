@@ -207,6 +207,12 @@ class BaseStore(ABC):
         status, pin = space.index.lease(chain, ranges, _core.LeaseKind.Pin, 0, self._deadline(ttl), 0)
         return pin if status == _core.Status.Ok else None
 
+    def push(self, sequence: Sequence, to: str) -> None:
+        """Has another node, by the HOST:PORT where it listens for peers, fetch what is stored of this sequence; nothing
+        where there are no peers. What is still being stored is waited for, for some seconds, in the background."""
+        if self.beyond is not None:
+            self.beyond.push(self._space(sequence.namespace), sequence, to)
+
     def unpin(self, pin: int) -> bool:
         """Ends a pin; False when its time was over already."""
         return self.index.release(pin, _core.Outcome.Unused)

@@ -88,6 +88,9 @@ class Beyond(Protocol):
     ) -> Callable[[], Lease | None]:
         """As `Below.fetch`."""
 
+    def push(self, space: Space, sequence: Sequence, to: str) -> None:
+        """As `BaseStore.push`."""
+
 
 class Matcher:
     """Decides for one store. `counts`: hits that were not taken, by reason.
@@ -170,9 +173,7 @@ class Matcher:
         """All that is not in memory comes from there, also what the disk has: one source for each load."""
         geometry = space.geometry
         boundary = boundary // geometry.alignment * geometry.alignment
-        needed = geometry.blocks_at(boundary)
-        required = (n if g.required else range(0) for g, n in zip(geometry.groups, needed, strict=True))
-        blocks = _to_load(geometry, list(required), have)
+        blocks = _to_load(geometry, _required(geometry, boundary), have)
         below = self._worthwhile(
             beyond.policy, geometry, found, blocks, boundary - without, beyond.queued_reads
         )
@@ -199,6 +200,19 @@ class Matcher:
             self.counts["not_worthwhile"] += 1
             return None
         return below
+
+
+def from_peer(space: Space, sequence: Sequence, tokens: int) -> Match:
+    """Everything that another host has of it up to the boundary at `tokens`, whether it pays or not."""
+    found = Found(space, sequence)
+    blocks = tuple(_required(space.geometry, tokens))
+    below = tuple(found.not_above(group, need) for group, need in enumerate(blocks))
+    return Match(sequence, tokens, 0, blocks, below, peer_tokens=tokens)
+
+
+def _required(geometry: Geometry, boundary: int) -> list[range]:
+    needed = geometry.blocks_at(boundary)
+    return [n if g.required else range(0) for g, n in zip(geometry.groups, needed, strict=True)]
 
 
 def _to_load(geometry: Geometry, needed: list[range], have: int) -> tuple[range, ...]:

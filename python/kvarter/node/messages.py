@@ -151,6 +151,13 @@ class Fetched(Message, frozen=True):
     queued: int
 
 
+class Push(Message, frozen=True):
+    """Have the node that listens at `to` for peers fetch that sequence."""
+
+    chain: int
+    to: str
+
+
 class Hint(Message, frozen=True):
     session: str
     wishes: dict[str, Any]
@@ -194,7 +201,7 @@ class Done(Message, frozen=True):
 
 
 Question = Open | Share | Invalidate | Status | Audit | Drain | HandOver | Look | Fetch
-Asking = Hello | Question | Chain | Asked | Stored | Landed | Used | Hint
+Asking = Hello | Question | Chain | Asked | Stored | Landed | Used | Push | Hint
 Answer = Welcome | Refused | Opened | Found | Fetched | Done
 
 _encoder = msgspec.msgpack.Encoder()

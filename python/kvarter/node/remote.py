@@ -7,6 +7,7 @@ answers as a miss at once, and a thread of its own looks for the next one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -213,6 +214,10 @@ class RemoteStore(BaseStore):
                 self._pins = {other: kept for other, kept in self._pins.items() if kept[1] > now}
                 self._pins[pin] = index, self._deadline(ttl)
         return pin
+
+    def push(self, sequence: Sequence, to: str) -> None:
+        with contextlib.suppress(AttachError):
+            super().push(sequence, to)
 
     def unpin(self, pin: int) -> bool:
         """Also False for the pin of an earlier session: nobody can take it off, and it ends when its time is over."""

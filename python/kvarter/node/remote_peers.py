@@ -48,6 +48,9 @@ class RemotePeers:
 
         return self._looks.get((space.above, sequence.digests[last].tobytes()), ask)
 
+    def push(self, space: Space, sequence: Sequence, to: str) -> None:
+        self._control.tell(m.Push(self._told.chain(sequence), to))
+
     def fetch(
         self, space: Space, match: Match, until: int, lease: Callable[[], Lease]
     ) -> Callable[[], Lease | None]:

@@ -158,6 +158,10 @@ class Node:
                     run_of(space, sequence, part)
                 if self.store.disk is not None:
                     self.store.disk.used(space, Match(sequence, 0, 0, ()), list(message.ranges))
+            case m.Push():
+                space, sequence = self._of(peer)[message.chain]
+                if self.peers is not None:
+                    self.peers.tier.push(space, sequence, message.to)
             case m.Look():
                 self._look(peer, message)
             case m.Fetch():

@@ -107,30 +107,33 @@ class Asking:
     async def _ask_how_far(
         self, address: str, prefix: Prefix, groups: bytes, above: int, limit: int, offers: list[Offer]
     ) -> None:
-        link = self._meeting.standing(address)
-        if link is None and not self._meeting.is_sought(address):
-            link = await self._met(address)
+        link = await self.met(address)
         if link is None:
             return
-        if self._meeting.standing(address) is not None:
-            self._meeting.seek_here(address, _DIAL_SECONDS)
+        offer = await self.look_at(link, prefix, groups, limit)
+        if offer is not None and offer.tokens > above:
+            offers.append(offer)
+        elif offer is not None:
+            self._directory.not_at(address, prefix, offer.tokens // prefix.unit_tokens)
+
+    async def look_at(self, link: Link, prefix: Prefix, groups: bytes, limit: int) -> Offer | None:
+        """What one other end has of it; None when it does not say."""
         self.looks["asked"] += 1
         number = next(self._numbers)
-        have = await self._answer(
-            link, number, m.Look(number, prefix.namespace, groups, prefix.digests, limit)
-        )
-        if isinstance(have, m.Have):
-            self.looks["answered"] += 1
-            if have.tokens > above:
-                offers.append(Offer(link, number, min(have.tokens, limit)))
-            else:
-                self._directory.not_at(address, prefix, have.tokens // prefix.unit_tokens)
+        look = m.Look(number, prefix.namespace, groups, prefix.digests, limit)
+        have = await self._answer(link, number, look)
+        if not isinstance(have, m.Have):
+            return None
+        self.looks["answered"] += 1
+        return Offer(link, number, min(have.tokens, limit))
 
-    async def _met(self, address: str) -> Link | None:
-        """Somebody that a directory has named for the first time."""
+    async def met(self, address: str) -> Link | None:
+        """The link to somebody. Who is named for the first time is waited for; who was tried before is not."""
+        tried = self._meeting.is_sought(address)
         self._meeting.seek_here(address, _DIAL_SECONDS)
-        while (link := self._meeting.standing(address)) is None and self._meeting.is_sought(address):
+        while (link := self._meeting.standing(address)) is None and not tried:
             await asyncio.sleep(0.002)
+            tried = not self._meeting.is_sought(address)
         return link
 
     async def _answer(self, link: Link, number: int, question: m.Message) -> Any:

@@ -122,6 +122,15 @@ class Doubt(Message, frozen=True):
     ranges: Annotated[list[Range], Meta(max_length=4096)]
 
 
+class Take(Message, frozen=True):
+    """You will be asked for this sequence: fetch from here what you do not have of it, up to so many tokens."""
+
+    namespace: Digest
+    groups: Digest
+    digests: Annotated[bytes, Meta(max_length=32 * MOST_UNITS)]
+    tokens: Count
+
+
 class Cancel(Message, frozen=True):
     """Nobody waits for that Ask any more."""
 
@@ -129,7 +138,7 @@ class Cancel(Message, frozen=True):
 
 
 Meeting = Knock | Challenge | Proof | Hello | Welcome | Refused
-Talk = Ping | Pong | Look | Have | Ask | Cancel | Doubt | Refused
+Talk = Ping | Pong | Look | Have | Ask | Take | Cancel | Doubt | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 meeting = msgspec.msgpack.Decoder(Meeting)

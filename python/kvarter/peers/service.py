@@ -115,6 +115,9 @@ class Peers:
         """What this node has on disk."""
         return self._store.disk.log if self._store.disk is not None else None
 
+    def space(self, namespace: bytes) -> Space | None:
+        return self._store.spaces().get(namespace)
+
     def namespace(self, space: Space) -> bytes:
         """Its digest; of one that was closed, one that nobody has."""
         return next((d for d, known in self._store.spaces().items() if known.above == space.above), bytes(32))
@@ -152,6 +155,8 @@ class Peers:
                 link.send(self.lending.look(link.value, message))
             case m.Ask():
                 self.lending.ask(link, message)
+            case m.Take():
+                self.tier.taken(link, message)
             case m.Doubt():
                 self.lending.doubt(link.value, message)
             case m.Cancel():
@@ -211,6 +216,7 @@ class Peers:
             "directory": self._options.directory.status(),
             "looks": dict(self.asking.looks),
             "fetched": dict(self.asking.counts),
+            "pushes": dict(self.tier.counts),
             "lent": {
                 **self.lending.counts,
                 "bytes": self.lending.room.used,

@@ -8,11 +8,12 @@ anybody reads it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import threading
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -22,10 +23,10 @@ import numpy.typing as npt
 from .. import _core
 from ..finding import Found, Space
 from ..geometry import groups_digest
-from ..matching import Lease, Range
+from ..matching import Lease, Range, from_peer
+from ..peers import messages as m
 from ..peers.directory import Prefix, sequence_of
 from ..peers.looks import Looks
-from ..peers.messages import MOST_UNITS
 from ..policy import LoadPolicy
 from ..sequence import Sequence
 from ..transfers import Match
@@ -33,11 +34,15 @@ from .promotion import Promotions
 
 if TYPE_CHECKING:
     from ..peers.asking import Offer, Wanted
+    from ..peers.link import Link
     from ..peers.service import Peers
 
 logger = logging.getLogger("kvarter.peers")
 _TELL_SECONDS = 0.5  # from a store to what it adds to what others are told
 _KEEP_SECONDS = 2.0  # that what others offer stays true, as long as they live
+_PUSH_SECONDS = 5.0  # that blocks may take to be stored, and a node to be reached
+_TAKE_SECONDS = 30.0  # and that fetching them may take
+_MOST_TAKEN = 8  # sequences at a time that others told us to fetch
 _MOST_NOTED = 4096  # sequences that wait for that
 
 Key = tuple[int, bytes]
@@ -53,6 +58,8 @@ class PeerTier:
         self._offers: OrderedDict[Key, list[Offer]] = OrderedDict()  # by the boundary that they lead to
         self._up = Promotions(self, index, self._clock, policy)
         self._tickets = itertools.count(1)
+        self._taking = 0
+        self.counts = Counter({"pushed": 0, "taken": 0})
         self._noted: dict[Key, tuple[Space, Sequence, int]] = {}
         self._lock = threading.Lock()
 
@@ -60,7 +67,7 @@ class PeerTier:
 
     def look(self, space: Space, sequence: Sequence, here: int, limit: int) -> int | None:
         unit = space.geometry.unit_tokens
-        limit = min(limit, MOST_UNITS * unit)
+        limit = min(limit, m.MOST_UNITS * unit)
         if not sequence.from_start or limit < unit or here >= limit or self._peers.closed:
             return 0
 
@@ -147,6 +154,59 @@ class PeerTier:
     def _prefix(self, space: Space, sequence: Sequence, units: int) -> Prefix:
         digests = sequence.digests[:units].tobytes()
         return Prefix(self._peers.namespace(space), space.geometry.unit_tokens, digests)
+
+    # --- what is pushed: whoever shall have it is told, and fetches
+
+    def push(self, space: Space, sequence: Sequence, to: str) -> None:
+        """Has the node at HOST:PORT fetch what is stored of it, once all of it is here; a few seconds are waited for
+        that. Whether it did is not said: it will be asked for, or computed."""
+        if sequence.from_start and 0 < sequence.units <= m.MOST_UNITS and not self._peers.closed:
+            prefix, meeting = self._prefix(space, sequence, sequence.units), self._peers.meeting
+            meeting.call(lambda: meeting.start(self._push(space, prefix, to)))
+
+    async def _push(self, space: Space, prefix: Prefix, to: str) -> None:
+        geometry, sequence = space.geometry, sequence_of(space, prefix.digests)
+        until, boundary = time.monotonic() + _PUSH_SECONDS, 0
+        all_of_it = prefix.units * geometry.unit_tokens
+        while boundary + geometry.alignment <= all_of_it and time.monotonic() < until:
+            await asyncio.sleep(0.02)
+            boundary = geometry.boundary(Found(space, sequence, self._peers.log), all_of_it)
+        link: Link | None = None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PUSH_SECONDS):
+                link = await self._peers.asking.met(to)
+        if link is not None and boundary:
+            link.send(m.Take(prefix.namespace, groups_digest(geometry), prefix.digests, boundary))
+            self.counts["pushed"] += 1
+
+    def taken(self, link: Link, message: m.Take) -> None:
+        """Another node says that this will be asked for. Raises ValueError or LookupError for what is not fetched."""
+        space = self._peers.space(message.namespace)
+        if space is None or groups_digest(space.geometry) != message.groups or len(message.digests) % 32:
+            raise LookupError(f"namespace {message.namespace.hex()[:16]} is not open here with these groups")
+        if self._taking >= _MOST_TAKEN:
+            raise ValueError(f"{_MOST_TAKEN} sequences are being fetched already")
+        self._taking += 1
+        self._peers.meeting.start(self._take(space, link, message))
+
+    async def _take(self, space: Space, link: Link, message: m.Take) -> None:
+        try:
+            prefix = Prefix(message.namespace, space.geometry.unit_tokens, message.digests)
+            sequence = sequence_of(space, message.digests)
+            limit = min(message.tokens, sequence.units * space.geometry.unit_tokens)
+            offer = await self._peers.asking.look_at(link, prefix, message.groups, limit)
+            if offer is None or offer.tokens <= space.geometry.boundary(Found(space, sequence), limit):
+                return
+            with self._lock:
+                self._offers[_key(space, sequence, offer.tokens)] = [offer]
+            until = self._clock.now() + int(_TAKE_SECONDS * 1e9)
+            match = from_peer(space, sequence, offer.tokens)
+            attempt = self._up.fetch(space, match, until, lambda: (_core.Status.Ok, 0))
+            while attempt() is None:
+                await asyncio.sleep(0.005)
+            self.counts["taken"] += 1
+        finally:
+            self._taking -= 1
 
     # --- what others are told
 

@@ -299,6 +299,8 @@ class SchedulerSide:
             self._plan(state, request.num_computed_tokens - request.num_output_placeholders, table)
         if state.hints.ttl and state.sequence is not None:
             self.store.pin(state.sequence, state.hints.ttl)
+        if state.hints.push and state.sequence is not None:
+            self.store.push(state.sequence, state.hints.push)
 
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping so that copies are submitted and reported."""
