@@ -31,9 +31,15 @@ from kvarter.node import Node
 from kvarter.store import Store
 from kvarter.tiers.log import DiskOptions
 path, options = sys.argv[1], json.loads(sys.argv[2])
-disk = options.pop("disk", None)
+disk, others = options.pop("disk", None), options.pop("peers", None)
 store = Store(options.pop("dram"), disk=DiskOptions(**disk) if disk else None, populate=False, **options)
-node = Node(store, path)
+peers = None
+if others is not None:
+    from kvarter.config import Peers as Settings
+    from kvarter.peers.options import peer_options
+    from kvarter.peers.service import Peers
+    peers = Peers(store, peer_options(Settings(**others)))
+node = Node(store, path, peers=peers)
 print("serving", flush=True)
 sys.stdin.read()
 node.close()

@@ -1,4 +1,4 @@
-"""The stubs of the core say what the core has: same names, same parameters, same simple types."""
+"""The stubs of the extensions say what they have: same names, same parameters, same simple types."""
 
 import ast
 import subprocess
@@ -51,27 +51,28 @@ def signature(function: ast.FunctionDef) -> tuple[list[str], list[str], int, int
     )
 
 
+@pytest.fixture(scope="module", params=["_core", "_ucx"])
+def module(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def generated(tmp_path_factory: pytest.TempPathFactory) -> ast.Module:
+def generated(module: str, tmp_path_factory: pytest.TempPathFactory) -> ast.Module:
     pytest.importorskip("pybind11_stubgen", reason="the stubs are compared with what pybind11-stubgen writes")
     out = tmp_path_factory.mktemp("stubs")
-    path = "import sys; sys.path[:0] = [sys.argv.pop(1)]; from pybind11_stubgen import main; main()"
-    command = [
-        sys.executable,
-        "-c",
-        path,
-        str(Path(kvarter.__file__).parents[1]),
-        "kvarter._core",
-        "-o",
-        str(out),
-    ]
+    path = "import sys; sys.path[:0] = [sys.argv.pop(1)]"
+    load = "from kvarter.peers.ucx_library import load; load()" if module == "_ucx" else "pass"
+    main = "from pybind11_stubgen import main; main()"
+    root = str(Path(kvarter.__file__).parents[1])
+    command = [sys.executable, "-c", f"{path}; {load}; {main}", root, f"kvarter.{module}", "-o", str(out)]
     subprocess.run(command, check=True, capture_output=True)
-    return ast.parse((out / "kvarter" / "_core" / "__init__.pyi").read_text())
+    found = [*out.rglob(f"{module}.pyi"), *out.rglob(f"{module}/__init__.pyi")]
+    return ast.parse(found[0].read_text())
 
 
 @pytest.fixture(scope="module")
-def committed() -> ast.Module:
-    return ast.parse((Path(__file__).parents[1] / "python" / "kvarter" / "_core.pyi").read_text())
+def committed(module: str) -> ast.Module:
+    return ast.parse((Path(__file__).parents[1] / "python" / "kvarter" / f"{module}.pyi").read_text())
 
 
 def test_the_stubs_have_every_function_with_its_parameters(

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 from report import Row, Run
 
-from . import admit, copy, disk, engine, evict, gpu, hash, match, node, policy, pool, sglang, store, tier
+from . import admit, copy, disk, engine, evict, gpu, hash, match, node, policy, pool, sglang, store, tier, ucx
 
 WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "hash": hash.run,
@@ -21,4 +21,5 @@ WORKLOADS: dict[str, Callable[[Run], Iterator[Row]]] = {
     "engine": engine.run,
     "node": node.run,
     "sglang": sglang.run,
+    "ucx": ucx.run,
 }

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from . import _core
 from .finding import AnyIndex, Found, Space, runs
 from .keys import Namespace
-from .matching import NOTHING, Below, Looked, Matcher, in_memory, looked_up
+from .matching import NOTHING, Below, Beyond, Looked, Matcher, in_memory, looked_up
 from .policy import LoadPolicy
 from .sequence import Sequence
 from .transfers import Match, Reservation, Ticket
@@ -70,7 +70,7 @@ class BaseStore(ABC):
         have_tokens: what the engine has cached itself; blocks wholly below it are not loaded, and a boundary that
         adds nothing is no hit. request: takes a soft hold under this name, so that the answer is still true at
         `load`; it ends at load, at the next match of the same name, or after `hold_seconds`. session: whose hints
-        this request has.
+        this request has. Where other hosts are asked, the answer is `pending` for a moment: no hit, ask again.
         """
         self._tick()
         space = self._space(sequence.namespace)
@@ -81,6 +81,8 @@ class BaseStore(ABC):
         begun = perf_counter()
         match, here = self._matcher.match(space, sequence, limit, have_tokens)
         looked = looked_up(space, match, limit, perf_counter() - begun)
+        if match.pending:
+            return match
         sequence.seen_tokens = max(match.tokens, have_tokens)
         self.asked(space, sequence, here, request, session, looked)
         if match and request is not None:
@@ -136,7 +138,7 @@ class BaseStore(ABC):
             self._holds.pop(oldest[0], None)
 
     def load(self, match: Match, deadline: float, *, request: str | None = None, owner: int = 0) -> Ticket:
-        """Leases the match's blocks for `deadline` seconds, those on disk when they have come up.
+        """Leases the match's blocks for `deadline` seconds, those on disk or elsewhere when they have come up.
 
         The ticket's status is NotFound when a block is gone, TimedOut when one did not come in time.
         """
@@ -148,7 +150,8 @@ class BaseStore(ABC):
         def lease() -> tuple[_core.Status, int]:
             return space.index.lease(chain, ranges, _core.LeaseKind.Read, owner, until, nbytes)
 
-        attempt = self.disk.fetch(space, match, until, lease) if self.disk and match.disk_tokens else lease
+        source = self.disk if match.disk_tokens else self.beyond if match.peer_tokens else None
+        attempt = lease if source is None else source.fetch(space, match, until, lease)
         ticket = Ticket(space.index, space.geometry, match, attempt)
         if self.disk is not None:
             self.disk.used(space, match, ranges)
@@ -228,6 +231,12 @@ class BaseStore(ABC):
         status, pin = space.index.lease(chain, ranges, _core.LeaseKind.Pin, 0, self._deadline(ttl), 0)
         return pin if status == _core.Status.Ok else None
 
+    def push(self, sequence: Sequence, to: str) -> None:
+        """Has another node, by the HOST:PORT where it listens for peers, fetch what is stored of this sequence; nothing
+        where there are no peers. What is still being stored is waited for, for some seconds, in the background."""
+        if self.beyond is not None:
+            self.beyond.push(self._space(sequence.namespace), sequence, to)
+
     def unpin(self, pin: int) -> bool:
         """Ends a pin; False when its time was over already."""
         return self.index.release(pin, _core.Outcome.Unused)
@@ -278,6 +287,17 @@ class BaseStore(ABC):
     @abstractmethod
     def stats(self) -> dict[str, int]:
         """Counters since start: blocks and bytes by what became of them (csrc/include/kvarter/index.h)."""
+
+    @property
+    def beyond(self) -> Beyond | None:
+        """Other hosts' pools, where there is a way to them."""
+        return self._matcher.beyond
+
+    def computed(self, tokens: int, seconds: float) -> None:
+        """The engine has computed so many prompt tokens in so long: what loads are measured against."""
+        self.load_policy.computed(tokens, seconds)
+        if self.beyond is not None:
+            self.beyond.policy.computed(tokens, seconds)
 
     @property
     @abstractmethod

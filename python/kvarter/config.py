@@ -69,6 +69,47 @@ class Disk(BaseModel):
     measure: bool = Field(True, description="Load only what comes sooner than it is computed")
 
 
+class Peers(BaseModel):
+    """Other nodes that blocks come from and go to; off without `listen`. For `kvarter serve`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    listen: str | None = Field(
+        None, description="ADDRESS:PORT where peers meet; this node dials from it, too"
+    )
+    device: str | None = Field(None, description="Interface that payload may use, like eth1")
+    transports: str = Field("tcp", description="What UCX may use, by its names; rc needs a UCX with RDMA")
+    ports: str | None = Field(
+        None, pattern=r"^\d+-\d+$", description="LOWEST-HIGHEST that UCX may listen at; default: any"
+    )
+    static: tuple[str, ...] = Field(
+        (), description="HOST:PORT of each of a few other nodes, with commas between"
+    )
+    directory: str | None = Field(
+        None, description="redis://, rediss:// or redis+cluster://HOST:PORT, instead of `static`"
+    )
+    secret_file: str | None = Field(None, description="File of mode 0600 with a secret that all nodes share")
+    tls_cert: str | None = Field(None, description="This node's certificate, instead of a secret")
+    tls_key: str | None = Field(None, description="Its key, of mode 0600")
+    tls_ca: str | None = Field(
+        None, description="The authority that vouches for all nodes, and for nobody else"
+    )
+    look_seconds: Seconds = Field(0.1, description="What a request waits for what other nodes have")
+    directory_seconds: Seconds = Field(0.1, description="What one call at the directory may take")
+    in_flight: ByteSize = Field(ByteSize(128 << 20), gt=0, description="Asked of one node at a time")
+    lend_share: float = Field(0.25, gt=0, le=1, description="Of the pool, that may be leased for other nodes")
+    heartbeat: Seconds = Field(0.2, description="Between signs of life")
+    patience: Seconds = Field(0.8, description="Of silence, after which a node is given up")
+    measure: bool = Field(True, description="Load only what comes sooner than it is computed")
+
+    @field_validator("static", mode="before")
+    @classmethod
+    def _listed(cls, said: Any) -> Any:
+        return (
+            tuple(filter(None, (one.strip() for one in said.split(",")))) if isinstance(said, str) else said
+        )
+
+
 class Config(BaseModel):
     """What Kvarter can be told. Immutable; made by `load`."""
 
@@ -113,6 +154,7 @@ class Config(BaseModel):
     )
     policy: str = Field(DEFAULT, description=f"What to keep in memory: {', '.join(POLICIES)}")
     disk: Disk = Field(Disk.model_validate({}), description="A log below the pool")
+    peers: Peers = Field(Peers.model_validate({}), description="Other nodes")
     cuda: Cuda = Field(Cuda.model_validate({}), description="The copy engine for CUDA devices")
     faults: Faults = Field(Faults.model_validate({}), description="For the faulty copy engine")
 

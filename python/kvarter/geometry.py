@@ -6,6 +6,7 @@ No other module assumes one block size, one group or one shard.
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -124,6 +125,12 @@ class CacheGroup:
 
     def _window_blocks(self, life: Window) -> int:
         return -(-(life.tokens - 1 + life.retained_tokens) // self.block_tokens) + life.extra_blocks
+
+
+def groups_digest(geometry: Geometry) -> bytes:
+    """32 bytes that two hosts have alike for the same groups and units."""
+    parts = (struct.pack("<Q", geometry.unit_tokens), *(group.identity() for group in geometry.groups))
+    return hashlib.sha256(b"".join(struct.pack("<Q", len(part)) + part for part in parts)).digest()
 
 
 class Resident(Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _core
 from .base_store import BaseStore
@@ -17,6 +17,9 @@ from .sequence import Sequence
 from .tiers.disk import Disk
 from .tiers.log import DiskOptions
 from .wishes import Wishes
+
+if TYPE_CHECKING:
+    from .tiers.peer import PeerTier
 
 DEFAULT_BLOCK_BYTES = 16 << 10  # slot records are made for blocks of at least this size on average
 
@@ -78,6 +81,7 @@ class Store(BaseStore):
         self._placement = Placement(self.index, kind(slots), self._seconds)
         self._wishes = Wishes(self._placement, self._seconds)
         self._ticks_elsewhere = False
+        self._tier: PeerTier | None = None
 
     # --- namespaces
 
@@ -140,10 +144,15 @@ class Store(BaseStore):
         session: str | None,
         looked: Looked = NOTHING,
     ) -> bool:
+        if self._tier is not None:
+            self._tier.noted(space, sequence, 0, boundary)
         return self._wishes.asked(space, sequence, boundary, request, session)
 
     def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:
         self._placement.stored(sequence, sequence.chain(space.above), space.geometry, group, run)
+        if self._tier is not None and run and space.geometry.chained(group):
+            tokens = space.geometry.groups[group].block_tokens
+            self._tier.noted(space, sequence, run.start * tokens, run.stop * tokens)
 
     # --- account
 
@@ -170,7 +179,15 @@ class Store(BaseStore):
 
     @property
     def version(self) -> tuple[int, ...]:
-        return self.index.version, self.disk.log.version if self.disk is not None else 0
+        return (
+            self.index.version,
+            self.disk.log.version if self.disk is not None else 0,
+            self.beyond.version if self.beyond is not None else 0,
+        )
+
+    def join(self, tier: PeerTier) -> None:
+        """From now on other hosts are asked for what is not here, and told what is."""
+        self._tier = self._matcher.beyond = tier
 
     def exports(self) -> list[tuple[int, int, int, int]]:
         """(descriptor, bytes, kind, arena) of every memfd that a mapper gets, as the node hands them out."""

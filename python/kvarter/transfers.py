@@ -28,7 +28,9 @@ class Match:
     """Where a hit may end and what it takes to get there. False when there is no hit.
 
     tokens: the boundary, 0 for a miss. have_tokens: what the engine has itself. blocks: for each group those to load.
-    below: for each group those that must come up from disk first. disk_tokens: how many of the new tokens need them.
+    below: for each group those that must come up first, from disk or from another host. disk_tokens, peer_tokens: how
+    many of the new tokens need them, of which only one is not 0. pending: others are being asked what they have, so
+    this is no answer yet; ask again soon.
     """
 
     sequence: Sequence = field(repr=False)
@@ -37,6 +39,8 @@ class Match:
     blocks: tuple[range, ...]
     below: tuple[Seq[int], ...] = ()
     disk_tokens: int = 0
+    peer_tokens: int = 0
+    pending: bool = False
 
     def __bool__(self) -> bool:
         return self.tokens > 0

@@ -1,10 +1,7 @@
 """Engines on one node: they share its pool, and outlive one another and the node."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,118 +9,10 @@ from typing import Any
 
 import pytest
 
+from engine_node_words import AskedEngine, ServedNode
 from engine_words import expected_of, settings_of
 from kvarter.demo import engine
-from kvarter.node.control import Control
-from kvarter.node.messages import Audit, Done, Status
 from served_words import until
-
-_SECONDS = 60.0  # a guard against hanging, not a condition
-
-
-class ServedNode:
-    """`kvarter serve` in a process of its own."""
-
-    def __init__(self, directory: Path, *options: str) -> None:
-        self.path = str(directory / "node" / "node.sock")
-        self._options = options
-        self.start()
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "kvarter.cli.main", "serve", "--socket", self.path, *self._options]
-        self.process = subprocess.Popen(command)
-        until(lambda: self.answers(), "the node serves")
-
-    def answers(self) -> bool:
-        try:
-            Control(self.path).close()
-        except ConnectionError:
-            return False
-        return True
-
-    def ask(self, question: Any) -> dict[str, Any]:
-        control = Control(self.path)
-        try:
-            answer = control.ask(question, _SECONDS)
-            assert isinstance(answer, Done)
-            return answer.report
-        finally:
-            control.close()
-
-    def status(self) -> dict[str, Any]:
-        return self.ask(Status)
-
-    def idle_ledger(self) -> dict[str, int]:
-        """The audited ledger, once nothing is held any more."""
-
-        def settled() -> bool:
-            ledger = self.status()["pool"]
-            return not (ledger["reserved"] or ledger["leased"] or ledger["quarantined"] or ledger["dead"])
-
-        until(settled, "nothing is held")
-        report = self.ask(Audit)
-        assert report["findings"] == []
-        return report["ledger"]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-            assert self.process.wait(_SECONDS) == 0
-
-
-class AskedEngine:
-    """A vLLM engine in a process of its own."""
-
-    def __init__(self, model: Path, kv: Any, settings: dict[str, Any]) -> None:
-        double = Path(__file__).parent / "doubles" / "asked_engine.py"
-        self.process = subprocess.Popen(
-            [sys.executable, str(double)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        self._say({"model": str(model), "kv": kv, "settings": settings})
-        assert self._hear() == "ready"
-
-    def _say(self, order: Any) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(order) + "\n")
-        self.process.stdin.flush()
-
-    def _hear(self) -> Any:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(("[", '"')) and not line.startswith("[W"):
-                return json.loads(line)
-        raise AssertionError("the engine has ended")
-
-    def begin(self, prompts: Any, tokens: int) -> None:
-        self._say({"ask": prompts, "tokens": tokens})
-
-    def end(self) -> tuple[list[list[int]], list[int]]:
-        replies = self._hear()
-        return [reply[0] for reply in replies], [reply[1] for reply in replies]
-
-    def ask(self, prompts: Any, tokens: int) -> tuple[list[list[int]], list[int]]:
-        self.begin(prompts, tokens)
-        return self.end()
-
-    def drop(self) -> None:
-        self._say({"drop": True})
-        assert self._hear() == "dropped"
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            assert self.process.stdin is not None
-            self.process.stdin.close()
-            self.process.wait(_SECONDS)
-        assert self.process.stdout is not None
-        self.process.stdout.close()
 
 
 @pytest.fixture

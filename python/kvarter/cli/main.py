@@ -22,6 +22,7 @@ from kvarter.cli.top import top
 from kvarter.cli.vllm_args import vllm_args
 from kvarter.demo import run
 from kvarter.demo.models import DEMONSTRATED, MODELS
+from kvarter.demo.nodes import RunFailed
 from kvarter.demo.scenario import Note
 from kvarter.demo.scenario import Progress as Done
 from kvarter.demo.table import table
@@ -86,6 +87,12 @@ def demo(
             "--served", help="Over `kvarter serve`: the engine is killed, and another one gets its blocks."
         ),
     ] = False,
+    peers: Annotated[
+        bool,
+        typer.Option(
+            "--peers", help="Two nodes: the engine at one is killed, and one at the other gets its blocks."
+        ),
+    ] = False,
 ) -> None:
     """Run a real vLLM engine without Kvarter and one with it on the same prompts, for each model, and compare.
 
@@ -93,8 +100,8 @@ def demo(
     Qwen3-Next (recurrent states); nothing is downloaded. Fails when a token differs or when nothing was served from
     Kvarter's memory.
     """
-    if served and disk_dir is not None:
-        fail("--served and --disk show different things; one at a time", status=2)
+    if served + peers + (disk_dir is not None) > 1:
+        fail("--served, --peers and --disk show different things; one at a time", status=2)
     for name in model:
         if name not in MODELS:
             fail(f"no model {name!r}: there are {', '.join(MODELS)}", status=2)
@@ -106,14 +113,20 @@ def demo(
             reports.append(
                 _compare(
                     run.Options(
-                        name, prompts, tokens, dram, disk=str(disk_dir) if disk_dir else None, served=served
+                        name,
+                        prompts,
+                        tokens,
+                        dram,
+                        disk=str(disk_dir) if disk_dir else None,
+                        served=served,
+                        peers=peers,
                     ),
                     told,
                 )
             )
     except UnsupportedEngine as error:
         fail(str(error), status=2)
-    except run.RunFailed as error:
+    except RunFailed as error:
         fail(str(error), status=1)
     if as_json:
         print(msgspec.json.encode({"models": reports}).decode())
@@ -129,7 +142,9 @@ def demo(
 
 
 def _compare(options: run.Options, told: set[str]) -> run.Report:
-    second = ["restarted with"] if options.disk else ["another with"] if options.served else []
+    second = (
+        ["restarted with"] if options.disk else ["another with"] if options.served or options.peers else []
+    )
     columns = (TextColumn("{task.description:<77}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=_stderr) as bars:
         tasks = {

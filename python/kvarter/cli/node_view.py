@@ -24,7 +24,10 @@ def view(now: dict[str, Any], before: dict[str, Any] | None = None, seconds: flo
     parts: list[RenderableType] = [_head(now), _tiers(now), _found(now, before)]
     if before is not None and seconds > 0:
         parts.append(_rates(now, before, seconds))
-    parts += [_namespaces(now), _engines(now), _latencies(now, before)]
+    parts += [_namespaces(now), _engines(now)]
+    if "peers" in now:
+        parts += _peers(now["peers"])
+    parts.append(_latencies(now, before))
     return Group(*parts)
 
 
@@ -103,16 +106,34 @@ def _engines(now: dict[str, Any]) -> Table:
     return table
 
 
+def _peers(peers: dict[str, Any]) -> list[RenderableType]:
+    directory, lent, ucx = peers["directory"], peers["lent"], peers["ucx"]
+    answers = "answers" if directory["available"] else "does not answer"
+    came = peers["fetched"]
+    head = Text(
+        f"peers meet at {peers['listen']} by {peers['trust']}; directory {directory['kind']} {answers}, "
+        f"{directory['nodes']} nodes; UCX {ucx['version']} of the {ucx['source']}, {', '.join(ucx['transports'])}; "
+        f"{came['Ok']:,} of {came['asked']:,} blocks came, {lent['sent']:,} were lent, {_bytes(lent['bytes'])} are"
+    )
+    table = _table("peer", "link", "round trip", "version")
+    for link in sorted(peers["links"], key=lambda link: (link["address"], link["dialed"])):
+        way, rtt = "asks it" if link["dialed"] else "asks us", f"{link['rtt_seconds'] * 1e3:.2f} ms"
+        table.add_row(link["address"], way, rtt, link["version"])
+    return [head, table]
+
+
 def _latencies(now: dict[str, Any], before: dict[str, Any] | None) -> Table:
     table = _table("latency", "count", "p50 below", "p99 below")
     told: dict[str, Counts] = {
         "match, at engines": now["match"],
         "fetch from disk": now["fetch"],
+        "fetch from peers": now["peer_fetch"],
         **now["calls"],
     }
     past: dict[str, Counts] = {}
     if before is not None:
-        past = {"match, at engines": before["match"], "fetch from disk": before["fetch"], **before["calls"]}
+        past = {"match, at engines": before["match"], "fetch from disk": before["fetch"]}
+        past |= {"fetch from peers": before["peer_fetch"], **before["calls"]}
     for name, (counts, _) in told.items():
         new = [a - b for a, b in zip(counts, past[name][0], strict=True)] if name in past else counts
         if any(new):

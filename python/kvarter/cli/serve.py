@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from kvarter.node.adopt import find
 from kvarter.node.control import Control
 from kvarter.node.http import MetricsServer, address
 from kvarter.store import Store
+
+if TYPE_CHECKING:
+    from kvarter.peers.service import Peers
 
 logger = logging.getLogger("kvarter.node")
 _HAND_OVER_SECONDS = 120.0
@@ -130,14 +133,28 @@ def start(config: Config, path: str, fence_timeout: float | None = None, *, take
             except (RuntimeError, ValueError) as error:
                 logger.warning("the pool of the node before is not taken over: %s", error)
         store = store or _store(config)
+        peers = None
         try:
-            return Node(store, path, elders, fence_timeout)
+            peers = _peers(config, store)
+            return Node(store, path, elders, fence_timeout, peers)
         except KvarterError:
+            if peers is not None:
+                peers.close()
             store.close()
             raise
     finally:
         if before is not None:
             before.close()
+
+
+def _peers(config: Config, store: Store) -> Peers | None:
+    if config.peers == type(config.peers)():
+        return None
+    from kvarter.peers.options import peer_options
+    from kvarter.peers.service import Peers
+
+    options = peer_options(config.peers)
+    return None if options is None else Peers(store, options)
 
 
 def _store(config: Config, adopt: tuple[list[int], int] | None = None) -> Store:

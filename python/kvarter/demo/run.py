@@ -10,26 +10,20 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from kvarter.connectors import SUPPORTED_VLLM
 from kvarter.demo.models import DEMONSTRATED, MODELS
+from kvarter.demo.nodes import RunFailed, last_line, nodes
 from kvarter.demo.scenario import Event, Failure, Note, Outcome, Progress, Task
-from kvarter.errors import AttachError, KvarterError, UnsupportedEngine
-from kvarter.node.control import Control
+from kvarter.errors import UnsupportedEngine
 
-_NODE_SECONDS = 60.0  # for a node to come up
 _DEADLINE = 600.0  # seconds for one run; it takes 20 to 40
-
-
-class RunFailed(KvarterError, RuntimeError):
-    """A run ended without an outcome; the message carries what the engine said last."""
 
 
 class Options(NamedTuple):
@@ -38,7 +32,7 @@ class Options(NamedTuple):
     The prompts come in pairs that share their first half. The engine's own cache holds about a third of them. With a
     directory for the ``disk`` tier a third engine follows, which has nothing but what the second left there. With
     ``served`` the pool is that of `kvarter serve`: the engine with Kvarter is killed once it has answered, and
-    another one follows on the same node.
+    another one follows on the same node; with ``peers`` on another node, whose pool is empty.
     """
 
     model: str = DEMONSTRATED[0]
@@ -48,6 +42,7 @@ class Options(NamedTuple):
     output_tokens: int = 12
     disk: str | None = None
     served: bool = False
+    peers: bool = False
 
 
 class Restart(msgspec.Struct, frozen=True):
@@ -59,7 +54,7 @@ class Restart(msgspec.Struct, frozen=True):
 
 
 class Another(msgspec.Struct, frozen=True):
-    """What a second engine got from the node, when the one that had stored it there was killed."""
+    """What a second engine got from the node, or from its peer, when the one that had stored it there was killed."""
 
     node_hit_tokens: int
     seconds: float
@@ -147,57 +142,26 @@ def compare(options: Options, report: Callable[[str, Note | Progress], None]) ->
         kv["kv_connector_extra_config"] = {"dram": options.dram, "disk": disk}
     # With Kvarter first: what it refuses, it refuses before half of the work is done.
     restarted = another = None
-    with _node(options) as node:
-        if node is not None:
-            kv["kv_connector_extra_config"] = {"node": node}
-        ours = msgspec.structs.replace(task, kv=kv)
-        kvarter = _run(ours, lambda event: report("with", event), kill=node is not None)
-        again = msgspec.structs.replace(ours, restarted=True)
+    with nodes(2 if options.peers else 1 if options.served else 0, options.dram) as served:
+        settings = kv.pop("kv_connector_extra_config")
+
+        def ours(node: str | None, *, restarted: bool) -> Task:
+            # What comes from elsewhere is loaded also where these small models compute it sooner.
+            extra = settings if node is None else {"node": node, "disk": {"measure": False}}
+            own = {**kv, "kv_connector_extra_config": extra}
+            return msgspec.structs.replace(task, kv=own, restarted=restarted)
+
+        first, last = (served[0], served[-1]) if served else (None, None)
+        kvarter = _run(
+            ours(first, restarted=False), lambda event: report("with", event), kill=first is not None
+        )
+        again = ours(last, restarted=True)
         if options.disk is not None:
             restarted = _run(again, lambda event: report("restarted with", event))
-        elif node is not None:
+        elif served:
             another = _run(again, lambda event: report("another with", event))
     without = _run(task, lambda event: report("without", event))
     return judge(options, without, kvarter, restarted, another)
-
-
-@contextlib.contextmanager
-def _node(options: Options) -> Iterator[str | None]:
-    """`kvarter serve` in a process of its own, and what engines call it; None where nobody asked for one."""
-    if not options.served:
-        yield None
-        return
-    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryFile() as log:
-        path = str(Path(directory) / "node" / "node.sock")
-        command = [
-            sys.executable,
-            "-m",
-            "kvarter.cli.main",
-            "serve",
-            "--socket",
-            path,
-            "--dram",
-            options.dram,
-        ]
-        process = subprocess.Popen(command, stderr=log)
-        try:
-            end = time.monotonic() + _NODE_SECONDS
-            while not _answers(path):
-                if process.poll() is not None or time.monotonic() > end:
-                    raise RunFailed(f"`kvarter serve` failed: {_last_line(log)}")
-                time.sleep(0.05)
-            yield f"unix://{path}"
-        finally:
-            process.terminate()
-            process.wait()
-
-
-def _answers(path: str) -> bool:
-    try:
-        Control(path).close()
-    except AttachError:
-        return False
-    return True
 
 
 def judge(
@@ -298,7 +262,7 @@ def _run(task: Task, report: Callable[[Note | Progress], None], *, kill: bool = 
             child.wait()
         if isinstance(end, Outcome):
             return end
-        reason = end.reason if end is not None else f"status {child.returncode}: {_last_line(log)}"
+        reason = end.reason if end is not None else f"status {child.returncode}: {last_line(log)}"
         raise RunFailed(f"{name} failed: {reason}")
 
 
@@ -321,9 +285,3 @@ def _follow(
                 child.kill()
     child.wait()
     return end
-
-
-def _last_line(log: IO[bytes]) -> str:
-    log.seek(0)
-    lines = [line for line in log.read().decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it said nothing"

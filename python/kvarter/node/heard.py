@@ -13,13 +13,14 @@ class Heard:
     the node's lock guards it."""
 
     def __init__(self) -> None:
-        self.units = {"engine": 0, "dram": 0, "disk": 0, "miss": 0}
-        self.match, self.fetch = Histogram(), Histogram()
+        self.units = {"engine": 0, "dram": 0, "disk": 0, "p2p": 0, "miss": 0}
+        self.match, self.fetch, self.peer_fetch = Histogram(), Histogram(), Histogram()
 
     def asked(self, message: m.Asked, units: int, first: bool) -> None:
         """Of a sequence of so many units. first: nothing was heard of this request before. Raises ValueError for what
         cannot be."""
-        found = message.found
+        *here, miss = message.found
+        found = (*here, message.peer, miss)
         if min(found) < 0 or sum(found) > units or not 0 <= message.seconds <= LONGEST:
             raise ValueError(f"a look-up of {found} units in {message.seconds} s; the sequence has {units}")
         self.match.record(message.seconds)

@@ -32,6 +32,7 @@ class Welcome(Message, frozen=True):
     protocol: int
     version: str
     disk: bool
+    peers: float = 0.0  # seconds that a look at other hosts may take; 0: there are none
 
 
 class Refused(Message, frozen=True):
@@ -80,7 +81,8 @@ class Chain(Message, frozen=True):
 
 
 class Asked(Message, frozen=True):
-    """A look-up: `found` as `matching.Looked` has it, units and then `seconds`."""
+    """A look-up: what was found as `matching.Looked` has it: units in the engine, in memory, on disk, nowhere; those
+    with peers; and its time."""
 
     chain: int
     boundary: int
@@ -88,6 +90,7 @@ class Asked(Message, frozen=True):
     session: str | None
     found: tuple[int, int, int, int] = (0, 0, 0, 0)
     seconds: float = 0.0
+    peer: int = 0
 
 
 class Stored(Message, frozen=True):
@@ -112,8 +115,23 @@ class Used(Message, frozen=True):
     ranges: list[tuple[int, int, int]]
 
 
+class Look(Message, frozen=True):
+    """What have other hosts of that sequence, beyond the `here` tokens of it that are here, up to `limit`?"""
+
+    number: int
+    chain: int
+    here: int
+    limit: int
+
+
+class Found(Message, frozen=True):
+    number: int
+    tokens: int
+
+
 class Fetch(Message, frozen=True):
-    """Bring these up from disk, by group; `kept`: ranges that are in memory and are to stay there meanwhile."""
+    """Bring these up, by group, from disk or from `peers`; `kept`: ranges that are in memory and are to stay there
+    meanwhile."""
 
     number: int
     chain: int
@@ -121,6 +139,8 @@ class Fetch(Message, frozen=True):
     kept: list[tuple[int, int, int]]
     wanted: list[tuple[int, int, int]]
     seconds: float
+    peers: bool = False
+    tokens: int = 1  # the boundary that they lead to
 
 
 class Fetched(Message, frozen=True):
@@ -129,6 +149,13 @@ class Fetched(Message, frozen=True):
     nbytes: int
     seconds: float
     queued: int
+
+
+class Push(Message, frozen=True):
+    """Have the node that listens at `to` for peers fetch that sequence."""
+
+    chain: int
+    to: str
 
 
 class Hint(Message, frozen=True):
@@ -173,9 +200,9 @@ class Done(Message, frozen=True):
     report: dict[str, Any] = {}
 
 
-Question = Open | Share | Invalidate | Status | Audit | Drain | HandOver | Fetch
-Asking = Hello | Question | Chain | Asked | Stored | Landed | Used | Hint
-Answer = Welcome | Refused | Opened | Fetched | Done
+Question = Open | Share | Invalidate | Status | Audit | Drain | HandOver | Look | Fetch
+Asking = Hello | Question | Chain | Asked | Stored | Landed | Used | Push | Hint
+Answer = Welcome | Refused | Opened | Found | Fetched | Done
 
 _encoder = msgspec.msgpack.Encoder()
 asking = msgspec.msgpack.Decoder(Asking)

@@ -22,6 +22,7 @@ from prometheus_client.registry import Collector
 from .. import __version__, _core
 from ..tiers.log import at_risk
 from .latency import Counts, seconds_of
+from .peer_metrics import peer_metrics
 
 PREFIX = "kvarter_node_"
 _DRAM, _DISK = "dram", "disk"
@@ -54,6 +55,10 @@ class NodeCollector(Collector):
         yield from _tiers(status)
         yield from _engines(status)
         yield from _found(status)
+        if "peers" in status:
+            yield from peer_metrics(status["peers"], PREFIX)
+            text = "Time from an engine's request until its blocks had come from another node, or would not"
+            yield _histogram("peer_fetch_seconds", text, (), {(): status["peer_fetch"]})
 
 
 def registry(status: Callable[[], dict[str, Any]]) -> CollectorRegistry:

@@ -7,6 +7,7 @@ answers as a miss at once, and a thread of its own looks for the next one.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -30,6 +31,7 @@ from ..wishes import Hint
 from . import messages as m
 from .control import Control
 from .remote_disk import RemoteDisk
+from .remote_peers import RemotePeers
 from .told import Told
 
 logger = logging.getLogger("kvarter.node")
@@ -95,7 +97,11 @@ class RemoteStore(BaseStore):
             on_disk = control.welcome.disk
             self.load_policy = self._said or (Measured() if on_disk else AlwaysLoad())
             self.disk = RemoteDisk(index, control, self._told, self.load_policy) if on_disk else None
-            self._matcher = Matcher(self.load_policy, self.disk, 1 << 62)
+            beyond = None
+            if control.welcome.peers:
+                policy = self._said or Measured()
+                beyond = RemotePeers(control, self._told, policy, 2 * control.welcome.peers + 1.0)
+            self._matcher = Matcher(self.load_policy, self.disk, 1 << 62, beyond)
             self.incarnation += 1
             withdrawn = list(self._withdrawn.values())
         for namespace in withdrawn:
@@ -220,6 +226,10 @@ class RemoteStore(BaseStore):
                 self._pins[pin] = index, self._deadline(ttl)
         return pin
 
+    def push(self, sequence: Sequence, to: str) -> None:
+        with contextlib.suppress(AttachError):
+            super().push(sequence, to)
+
     def unpin(self, pin: int) -> bool:
         """Also False for the pin of an earlier session: nobody can take it off, and it ends when its time is over."""
         with self._lock:
@@ -255,7 +265,9 @@ class RemoteStore(BaseStore):
     ) -> bool:
         chain = self._told.chain(sequence)
         found = looked.engine, looked.memory, looked.disk, looked.miss
-        return self._control.tell(m.Asked(chain, int(boundary), request, session, found, looked.seconds))
+        return self._control.tell(
+            m.Asked(chain, int(boundary), request, session, found, looked.seconds, looked.peer)
+        )
 
     def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:
         chain = self._told.chain(sequence)
@@ -295,7 +307,8 @@ class RemoteStore(BaseStore):
 
     @property
     def version(self) -> tuple[int, ...]:
-        return self.incarnation, self.index.version, self.index.below_version, self.connected
+        others = self.beyond.version if self.beyond is not None else 0
+        return self.incarnation, self.index.version, self.index.below_version, others, self.connected
 
     def close(self) -> None:
         self._closed.set()

@@ -19,9 +19,9 @@ class RemoteDisk:
     """The disk below a node's pool."""
 
     def __init__(self, index: _core.RemoteIndex, control: Control, told: Told, policy: LoadPolicy) -> None:
-        self._control, self._told, self._policy = control, told, policy
+        self._control, self._told = control, told
         self.log = _RemoteLog(index)
-        self.queued_reads = 0
+        self._fetches = RemoteFetches(control, told, policy, peers=False)
 
     def copier(self, space: Space, sequence: Sequence) -> Callable[[dict[int, Blocks]], None] | None:
         if space.below is None:
@@ -42,14 +42,31 @@ class RemoteDisk:
     def fetch(
         self, space: Space, match: Match, until: int, lease: Callable[[], Lease]
     ) -> Callable[[], Lease | None]:
+        return self._fetches.fetch(match, until, lease)
+
+    @property
+    def queued_reads(self) -> int:
+        return self._fetches.queued
+
+
+class RemoteFetches:
+    """What a node brings up for this process. queued: bytes that it had still to bring, when it last said so."""
+
+    def __init__(self, control: Control, told: Told, policy: LoadPolicy, *, peers: bool) -> None:
+        self._control, self._told, self._policy, self._peers = control, told, policy, peers
+        self.queued = 0
+
+    def fetch(self, match: Match, until: int, lease: Callable[[], Lease]) -> Callable[[], Lease | None]:
         chain = self._told.chain(match.sequence)
         below = [[(run.start, len(run)) for run in runs(need)] for need in match.below]
         wanted = [(group, need.start, len(need)) for group, need in enumerate(match.blocks) if need]
         clock = _core.SteadyClock()
         seconds = max(until - clock.now(), 0) / 1e9
         done: list[m.Answer | None] = []
+        kept = in_memory(match)
         self._control.request(
-            lambda number: m.Fetch(number, chain, below, in_memory(match), wanted, seconds), done.append
+            lambda number: m.Fetch(number, chain, below, kept, wanted, seconds, self._peers, match.tokens),
+            done.append,
         )
 
         def attempt() -> Lease | None:
@@ -60,7 +77,7 @@ class RemoteDisk:
             answer = done[0]
             if not isinstance(answer, m.Fetched):
                 return _core.Status.Closed, 0
-            self.queued_reads = answer.queued
+            self.queued = answer.queued
             if answer.nbytes:
                 self._policy.loaded(answer.nbytes, answer.seconds)
             status = _core.Status(answer.status)

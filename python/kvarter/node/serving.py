@@ -10,9 +10,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -30,6 +30,10 @@ from .chains import Chains, run_of
 from .control import ControlServer, Peer
 from .elders import Elders
 from .heard import Heard
+from .later import Later
+
+if TYPE_CHECKING:
+    from ..peers.service import Peers
 
 logger = logging.getLogger("kvarter.node")
 _IDLE_SECONDS, _BUSY_SECONDS = 0.02, 0.001  # between the ticks of this thread
@@ -43,12 +47,18 @@ class Node:
     """
 
     def __init__(
-        self, store: Store, path: str, elders: Iterable[int] = (), fence_timeout: float | None = None
+        self,
+        store: Store,
+        path: str,
+        elders: Iterable[int] = (),
+        fence_timeout: float | None = None,
+        peers: Peers | None = None,
     ) -> None:
         """elders: processes that mapped the store's pool for a node before this one. fence_timeout: seconds after which
         a process of ours that does not answer a fence is killed; None: never, and what it may write stays quarantined.
+        peers: the store's, which end with it.
         """
-        self.store, self.path = store, path
+        self.store, self.path, self.peers = store, path, peers
         self.started = time.time()
         Path(path).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         log = store.disk.log if store.disk is not None else None
@@ -60,7 +70,7 @@ class Node:
             raise AttachError(f"no node at {path}: {error}") from None
         store.delegate_ticks()
         self._chains: dict[Peer, Chains] = {}
-        self._fetches: list[tuple[Peer, Callable[[], Lease | None], Callable[[Lease], m.Fetched]]] = []
+        self._later = Later()
         self._lock = threading.Lock()
         self.heard = Heard()
         self._closed = threading.Event()
@@ -86,34 +96,16 @@ class Node:
         while not self._closed.is_set():
             try:
                 self.store.place()
-                self._answer_fetches()
+                self._later.step()
                 if time.monotonic() - looked >= _IDLE_SECONDS:
                     looked = time.monotonic()
                     self._leave_legacy()
                     self._kill_behind()
             except Exception:  # a worse order of eviction, never a node that is gone
                 logger.exception("the node goes on without what it was placing")
-            busy = bool(self._fetches) or self.store.index.victims_wanted > 0
+            busy = bool(self._later) or self.store.index.victims_wanted > 0
             self._wake.wait(_BUSY_SECONDS if busy else _IDLE_SECONDS)
             self._wake.clear()
-
-    def _answer_fetches(self) -> None:
-        with self._lock:
-            fetches = list(self._fetches)
-        over = []
-        for fetch in fetches:
-            peer, attempt, answer = fetch
-            try:
-                taken = attempt()
-            except Exception:  # of one fetch: the others are not to wait for it
-                logger.exception("a fetch is given up")
-                taken = _core.Status.Closed, 0
-            if taken is not None:
-                over.append(fetch)
-                peer.send(answer(taken))
-        if over:
-            with self._lock:
-                self._fetches = [fetch for fetch in self._fetches if fetch not in over]
 
     def _kill_behind(self) -> None:
         if self._fence_timeout is not None:
@@ -135,7 +127,8 @@ class Node:
     def welcome(self) -> m.Welcome:
         from .. import __version__
 
-        return m.Welcome(m.PROTOCOL, __version__, self.store.disk is not None)
+        seconds = self.peers.look_seconds if self.peers is not None else 0.0
+        return m.Welcome(m.PROTOCOL, __version__, self.store.disk is not None, seconds)
 
     def left(self, peer: Peer) -> None:
         with self._lock:
@@ -168,6 +161,12 @@ class Node:
                     run_of(space, sequence, part)
                 if self.store.disk is not None:
                     self.store.disk.used(space, Match(sequence, 0, 0, ()), list(message.ranges))
+            case m.Push():
+                space, sequence = self._of(peer)[message.chain]
+                if self.peers is not None:
+                    self.peers.tier.push(space, sequence, message.to)
+            case m.Look():
+                self._look(peer, message)
             case m.Fetch():
                 self._fetch(peer, message)
             case m.Hint():
@@ -218,11 +217,26 @@ class Node:
                 blocks.setdefault(part[0], []).extend(run_of(space, sequence, part))
             copy({group: np.array(numbers, np.int64) for group, numbers in blocks.items()})
 
-    def _fetch(self, peer: Peer, message: m.Fetch) -> None:
-        disk = self.store.disk
+    def _look(self, peer: Peer, message: m.Look) -> None:
+        beyond = self.store.beyond
         space, sequence = self._of(peer)[message.chain]
-        if disk is None or space.below is None or len(message.below) > len(space.geometry.groups):
-            raise ValueError("there is no disk below that namespace")
+        limit = min(message.limit, sequence.units * space.geometry.unit_tokens)
+        if beyond is None or limit < space.geometry.unit_tokens:
+            peer.send(m.Found(message.number, 0))
+            return
+        self._later.add(
+            peer,
+            lambda: beyond.look(space, sequence, message.here, limit),
+            lambda tokens: m.Found(message.number, int(tokens)),
+            0,
+        )
+        self._wake.set()
+
+    def _fetch(self, peer: Peer, message: m.Fetch) -> None:
+        space, sequence = self._of(peer)[message.chain]
+        source = self.store.beyond if message.peers else self.store.disk if space.below is not None else None
+        if source is None or len(message.below) > len(space.geometry.groups):
+            raise ValueError(f"there {'are no peers' if message.peers else 'is no disk'} for that namespace")
         below = []
         for group, parts in enumerate(message.below):
             numbers: list[int] = []
@@ -235,7 +249,7 @@ class Node:
         blocks = [range(0)] * len(space.geometry.groups)
         for part in message.wanted:
             blocks[part[0]] = run_of(space, sequence, part)
-        match = Match(sequence, 1, 0, tuple(blocks), tuple(below), 1)
+        match = Match(sequence, message.tokens, 0, tuple(blocks), tuple(below), 1)
         nbytes = space.geometry.bytes_at(below)
         begun = time.monotonic()
         index = self.store.index
@@ -251,12 +265,13 @@ class Node:
         def answer(taken: Lease) -> m.Fetched:
             came = nbytes if taken[0] == _core.Status.Ok else 0
             seconds = time.monotonic() - begun
-            self.heard.fetch.record(seconds)  # by this thread alone
-            return m.Fetched(message.number, taken[0], came, seconds, disk.queued_reads)
+            (self.heard.peer_fetch if message.peers else self.heard.fetch).record(
+                seconds
+            )  # by this thread alone
+            return m.Fetched(message.number, taken[0], came, seconds, source.queued_reads)
 
-        attempt = disk.fetch(space, match, until, keep)
-        with self._lock:
-            self._fetches.append((peer, attempt, answer))
+        closed = _core.Status.Closed, 0
+        self._later.add(peer, source.fetch(space, match, until, keep), answer, closed)
         self._wake.set()
 
     def _invalidate(self, digest: bytes) -> int:
@@ -288,6 +303,9 @@ class Node:
             report["found_units"] = dict(self.heard.units)
             report["match"] = self.heard.match.counts()
         report["fetch"] = self.heard.fetch.counts()
+        report["peer_fetch"] = self.heard.peer_fetch.counts()
+        if self.peers is not None:
+            report["peers"] = self.peers.status()
         report["calls"] = self.door.latencies()
         if disk is not None:
             report["disk"] = {**disk.log.ledger(), "device": disk.log.device}
@@ -327,6 +345,8 @@ class Node:
 
     def _hand_over(self) -> None:
         """From here on nothing in the pool changes, and the disk is the next node's."""
+        if self.peers is not None:
+            self.peers.close()
         self.draining = True
         self._closed.set()
         self._wake.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from . import cuda, engines, kernels, memory, nodes, pages, settings, ucx, uring
+from . import cuda, engines, kernels, memory, nodes, pages, peers, settings, ucx, uring
 from .finding import Finding, Level
 
 PROBES: tuple[Callable[[], Finding], ...] = (
@@ -18,6 +18,7 @@ PROBES: tuple[Callable[[], Finding], ...] = (
     pages.huge_pages,
     uring.io_uring,
     ucx.ucx,
+    peers.peers,
     engines.vllm,
     engines.sglang,
     engines.torchvision,

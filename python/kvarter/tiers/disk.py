@@ -14,6 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .. import _core
 from ..finding import Space, runs
 from ..geometry import Geometry
@@ -28,6 +31,20 @@ from .promotion import Lease, Promotions
 
 logger = logging.getLogger("kvarter.disk")
 _WAIT_SECONDS = 0.02  # for the log, before the queue is looked at again
+
+
+class _Reads:
+    """The log as what blocks come up from."""
+
+    def __init__(self, log: _core.DiskLog) -> None:
+        self._log = log
+        self.expired = log.expired
+
+    def read(
+        self, space: Space, match: Match, ranges: list[Range], slots: npt.NDArray[np.void], deadline: int
+    ) -> int:
+        assert space.below is not None
+        return self._log.read(match.sequence.chain(space.below), ranges, slots, deadline)
 
 
 class Disk:
@@ -45,7 +62,7 @@ class Disk:
         self.log = options.open(pool, clock, max_dropped=NAMES, above=index)
         self._down = CopyDown(self.log, pool, index, options.queue_bytes, options.admit_all)
         self._again = Again(self.log, index, self._down, options.queue_bytes)
-        self._up = Promotions(self.log, index, clock, policy)
+        self._up = Promotions(_Reads(self.log), index, clock, policy)
         self._spaces: dict[int, Space] = {}  # by their number in the log
         self._index = index
         self._wake = threading.Condition()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,19 @@ from ..transfers import Match
 _FOREVER = 1 << 62
 _IN_FLIGHT_ALREADY = _core.REASONS.index("already_in_flight")
 Lease = tuple[_core.Status, int]
+
+
+class Reader(Protocol):
+    """Where blocks come up from. What became of a read is said by `Promotions.arrived`."""
+
+    def read(
+        self, space: Space, match: Match, ranges: list[Range], slots: npt.NDArray[np.void], deadline: int
+    ) -> int:
+        """Fills the slots with the match's blocks in `ranges`, all shards of each, in order. A ticket; 0: it will not.
+        `deadline` of the clock is for the device."""
+
+    def expired(self, ticket: int) -> bool:
+        """Whether that is over, though the device may still be in its slots."""
 
 
 @dataclass(eq=False)
@@ -43,10 +56,8 @@ class Promotion:
 class Promotions:
     """Reads under way. Thread-safe. `queued`: bytes that were asked for and have not come."""
 
-    def __init__(
-        self, log: _core.DiskLog, index: _core.Index, clock: _core.Clock, policy: LoadPolicy
-    ) -> None:
-        self._log, self._index, self._clock, self._policy = log, index, clock, policy
+    def __init__(self, reader: Reader, index: _core.Index, clock: _core.Clock, policy: LoadPolicy) -> None:
+        self._reader, self._index, self._clock, self._policy = reader, index, clock, policy
         self._lock = threading.Lock()
         self._reads: dict[int, Promotion] = {}
         self._closed = False
@@ -59,13 +70,12 @@ class Promotions:
     def fetch(
         self, space: Space, match: Match, until: int, lease: Callable[[], Lease]
     ) -> Callable[[], Lease | None]:
-        """Begins to bring up what the match has on disk. What it returns takes the `lease` when all is there, says
-        TimedOut at `until`, and None before."""
-        assert space.below is not None
-        above, below = match.sequence.chain(space.above), match.sequence.chain(space.below)
+        """Begins to bring up what of the match is not in memory. What it returns takes the `lease` when all is there,
+        says TimedOut at `until`, and None before."""
+        above = match.sequence.chain(space.above)
         # What is in memory already stays until the rest has come.
         _, kept = self._index.lease(above, in_memory(match), _core.LeaseKind.Copy, 0, until)
-        promotion = self._promote(space, above, below, match.below, until)
+        promotion = self._promote(space, above, match, until)
 
         def attempt() -> Lease | None:
             late = self._clock.now() >= until
@@ -79,14 +89,12 @@ class Promotions:
 
         return attempt
 
-    def _promote(
-        self, space: Space, above: _core.Chain, below: _core.Chain, blocks: Seq[Seq[int]], deadline: int
-    ) -> Promotion:
-        """Reads the blocks, by group, that nobody else brings; `deadline` of the clock is for the device."""
+    def _promote(self, space: Space, above: _core.Chain, match: Match, deadline: int) -> Promotion:
+        """Reads the blocks that nobody else brings."""
         promotion = Promotion(space, begun=time.monotonic())
         ranges: list[Range] = []
         slots: list[npt.NDArray[np.void]] = []
-        for group, wanted in enumerate(blocks):
+        for group, wanted in enumerate(match.below):
             handles = []
             for run in runs(wanted):
                 _, reasons, made, where = self._index.reserve(
@@ -100,7 +108,7 @@ class Promotions:
             if handles:
                 promotion.handles[group] = np.concatenate(handles)
         if ranges:
-            self._read(promotion, below, ranges, np.concatenate(slots), deadline)
+            self._read(promotion, match, ranges, np.concatenate(slots), deadline)
         else:
             promotion.event.set()
         return promotion
@@ -108,14 +116,15 @@ class Promotions:
     def _read(
         self,
         promotion: Promotion,
-        below: _core.Chain,
+        match: Match,
         ranges: list[Range],
         slots: npt.NDArray[np.void],
         deadline: int,
     ) -> None:
         promotion.nbytes = int(slots["length"].sum())
         with self._lock:
-            promotion.ticket = 0 if self._closed else self._log.read(below, ranges, slots, deadline)
+            if not self._closed:
+                promotion.ticket = self._reader.read(promotion.space, match, ranges, slots, deadline)
             if promotion.ticket:
                 self._reads[promotion.ticket] = promotion
                 self.queued += promotion.nbytes
@@ -125,7 +134,7 @@ class Promotions:
 
     def _expired(self, promotion: Promotion) -> bool:
         """Past its deadline, though the device may still be in its slots."""
-        return not promotion.done and promotion.ticket != 0 and self._log.expired(promotion.ticket)
+        return not promotion.done and promotion.ticket != 0 and self._reader.expired(promotion.ticket)
 
     def arrived(
         self, ticket: int, statuses: npt.NDArray[np.uint8], checksums: npt.NDArray[np.uint64]
@@ -162,7 +171,7 @@ class Promotions:
         promotion.event.set()
 
     def give_up(self) -> None:
-        """Nothing comes from the log any more, and nothing is asked of it."""
+        """Nothing comes any more, and nothing is asked for."""
         with self._lock:
             self._closed = True
             reads, self._reads = list(self._reads.values()), {}

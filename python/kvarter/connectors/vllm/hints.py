@@ -5,6 +5,7 @@ ends            true: nothing follows
 returns_within  seconds in which the next request of the session comes
 priority        above 0 counts for more than others, below for less; default what the request's `priority` says
 ttl             seconds for which its blocks are pinned once it has finished
+push            HOST:PORT of another host's node: it fetches the blocks once the request has finished
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ class _Said(msgspec.Struct, forbid_unknown_fields=True):
     returns_within: float | None = None
     priority: int = 0
     ttl: float | None = None
+    push: str | None = None
 
 
 class Hints(NamedTuple):
-    """session: None when nothing names it. wishes: for `Store.hint`. ttl: of the pin at the request's end."""
+    """session: None when nothing names it. wishes: for `Store.hint`. At the request's end, ttl: of the pin; push: to
+    whom."""
 
     session: str | None
     wishes: dict[str, Any]
     ttl: float | None
+    push: str | None = None
 
 
 def hints_of(request: Request) -> Hints:
@@ -46,4 +50,4 @@ def hints_of(request: Request) -> Hints:
     wishes = {"ends": said.ends, "returns_within": said.returns_within, "priority": priority}
     if session is None or wishes == {"ends": False, "returns_within": None, "priority": 0}:
         wishes = {}
-    return Hints(session, wishes, said.ttl)
+    return Hints(session, wishes, said.ttl, said.push)

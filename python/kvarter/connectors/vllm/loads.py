@@ -69,7 +69,8 @@ class Loads:
             self._ready.append(self._job(request, ()))
             return
         self.hits["disk"] += match.disk_tokens
-        self.hits["dram"] += match.new_tokens - match.disk_tokens
+        self.hits["p2p"] += match.peer_tokens
+        self.hits["dram"] += match.new_tokens - match.disk_tokens - match.peer_tokens
         state.ticket = self._home.store.load(match, self._seconds, request=request, owner=self._home.owner)
         self._waiting[request] = _Waiting(state, blocks.get_block_ids())
         if not state.ticket.poll():

@@ -123,16 +123,20 @@ class SchedulerSide:
         if state.hints.session is not None and state.hints.wishes:
             self.store.hint(state.hints.session, **state.hints.wishes)
 
-    def matched_tokens(self, request: Request, computed: int) -> tuple[int, bool]:
-        """Tokens beyond `computed` that a load would bring, and that it would be asynchronous."""
+    def matched_tokens(self, request: Request, computed: int) -> tuple[int | None, bool]:
+        """Tokens beyond `computed` that a load would bring, and that it would be asynchronous. None: other hosts are
+        being asked, for a moment; the engine goes on with other requests and asks again."""
         state = self._states.get(request.request_id)
         if state is None or state.never_match or request.skip_reading_prefix_cache or not self._ready():
             return 0, False
         if self.loads.failing:
             return 0, False
         key = (self.store.version, computed, request.num_tokens)
-        if state.match is None or state.match_key != key:  # asked again and again while the request waits
+        # Asked again and again while the request waits.
+        if state.match is None or state.match.pending or state.match_key != key:
             state.match_key, state.match = key, self._match(state, computed)
+        if state.match.pending:
+            return None, False
         return state.match.new_tokens, bool(state.match)
 
     def _match(self, state: RequestState, computed: int) -> Match:
@@ -291,6 +295,8 @@ class SchedulerSide:
             self._events.ended(request, state.sequence)
         if state.hints.ttl and state.sequence is not None:
             self.store.pin(state.sequence, state.hints.ttl)
+        if state.hints.push and state.sequence is not None:
+            self.store.push(state.sequence, state.hints.push)
 
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping so that copies are submitted and reported."""
@@ -321,7 +327,7 @@ class SchedulerSide:
         """What changed since the last call, once a step at its end; None when nothing can have."""
         begun, tokens = self._step
         if tokens >= _PREFILL:
-            self.store.load_policy.computed(tokens, time.monotonic() - begun)
+            self.store.computed(tokens, time.monotonic() - begun)
             self._step = 0.0, 0
         if not self._changed and self.store.disk is None:  # a disk goes on by itself
             return None

@@ -1,0 +1,1 @@
+"""Other nodes: who they are (`meeting`), what they have (`directory`), and their blocks."""
