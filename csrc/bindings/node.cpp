@@ -317,6 +317,7 @@ void register_node(py::module_& m) {
       .def_property_readonly(
           "mapping", [](const NodeClient& self) { return std::const_pointer_cast<Mapping>(self.mapping()); })
       .def_property_readonly("connected", &NodeClient::connected)
+      .def_property_readonly("moved", &NodeClient::moved)
       .def_property_readonly("owner", &NodeClient::owner)
       .def("close", &NodeClient::close, py::call_guard<py::gil_scoped_release>());
 }

@@ -99,7 +99,20 @@ struct Index::Impl {
   const std::uint64_t first_epoch;
   Owner last_owner = 0;
   std::unordered_map<Owner, std::uint64_t> epochs;
-  std::uint64_t& epoch_of(Owner owner) { return epochs.try_emplace(owner, first_epoch).first->second; }
+  // Above every epoch so far, so that a fence of an owner before it never closes copies of a new one, which
+  // the same process may do.
+  std::uint64_t next_epoch = first_epoch;
+  std::uint64_t epoch_of(Owner owner) {
+    const auto [at, fresh] = epochs.try_emplace(owner, next_epoch);
+    next_epoch += fresh;
+    return at->second;
+  }
+  std::uint64_t close_epoch(Owner owner) {  // the one that is fenced
+    const std::uint64_t epoch = epoch_of(owner);
+    epochs[owner] = epoch + 1;
+    next_epoch = std::max(next_epoch, epoch + 2);
+    return epoch;
+  }
   std::unordered_map<Owner, std::uint64_t> fenced;  // the first epoch that is not acknowledged yet
   struct Victim {
     std::uint64_t last_use;

@@ -195,7 +195,7 @@ std::vector<FenceRequest> Index::tick() {
     for (const Writer& writer : flight.writers)
       if (x.state(row) == RowState::kQuarantined && writer.writing &&
           writer.epoch == x.epoch_of(writer.owner))
-        fences.push_back({writer.owner, x.epoch_of(writer.owner)++});
+        fences.push_back({writer.owner, x.close_epoch(writer.owner)});
   return fences;
 }
 
@@ -251,7 +251,7 @@ std::uint64_t Index::first_epoch() const { return impl_->first_epoch; }
 std::uint64_t Index::epoch(Owner owner) const {
   const std::lock_guard lock(impl_->mutex);
   const auto epoch = impl_->epochs.find(owner);
-  return epoch == impl_->epochs.end() ? impl_->first_epoch : epoch->second;
+  return epoch == impl_->epochs.end() ? impl_->next_epoch : epoch->second;
 }
 
 std::uint64_t Index::leading(const Chain& chain, std::uint32_t group, std::uint64_t limit) const {

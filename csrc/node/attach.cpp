@@ -174,7 +174,13 @@ void NodeServer::Impl::begin_session(std::uint64_t id, Connection& connection, c
   ++counters_.sessions;
   ++counters_.sessions_now;
   const Exported file{connection.exchange->fd(), connection.exchange->bytes(), ArenaKind::kExchange, 0};
-  if (!grant(connection, owner, {&file, 1})) drop(id);
+  if (!grant(connection, owner, {&file, 1})) return drop(id);
+  for (const std::uint64_t left : roster_.left_behind(owner)) {
+    const wire::Notice packet{.type = wire::kMoved, .zero = 0, .epoch = 0};
+    const std::uint64_t theirs = roster_.find(left)->connection;
+    if (!send_packet(connections_.at(theirs).socket.get(), std::as_bytes(std::span(&packet, 1))))
+      drop(theirs);
+  }
 }
 
 // False if it is malformed, or cannot be answered.

@@ -28,12 +28,12 @@ class NodeClient::Impl {
   void close() noexcept;
 
   std::shared_ptr<const Mapping> mapping_;
-  std::atomic<bool> connected_{false};
+  std::atomic<bool> connected_{false}, moved_{false};
   std::uint32_t owner_ = 0;
 
  private:
   void run();
-  bool answer_fence();
+  bool answer();
   bool send(const wire::Notice& notice) const {
     return send_packet(socket_.get(), std::as_bytes(std::span(&notice, 1)));
   }
@@ -71,17 +71,19 @@ void NodeClient::Impl::run() {
                                 {.fd = socket_.get(), .events = POLLIN, .revents = 0},
                                 {.fd = node_.get(), .events = POLLIN, .revents = 0}}};
     if (::poll(wait.data(), wait.size(), -1) < 0) continue;
-    if (wait[0].revents != 0 || wait[2].revents != 0 || !answer_fence()) break;
+    if (wait[0].revents != 0 || wait[2].revents != 0 || !answer()) break;
   }
   connected_ = false;
 }
 
-bool NodeClient::Impl::answer_fence() {
+bool NodeClient::Impl::answer() {
   wire::Notice notice{};
   std::size_t size = 0;
   const Received got = receive_packet(socket_.get(), bytes_of(notice), size);
   if (got == Received::kNothing) return true;
-  if (got == Received::kEnd || size != sizeof notice || notice.type != wire::kFence) return false;
+  if (got == Received::kEnd || size != sizeof notice) return false;
+  if (notice.type == wire::kMoved) return moved_ = true;
+  if (notice.type != wire::kFence) return false;
   try {
     if (handler_ != nullptr) handler_->fence(notice.epoch);
   } catch (...) {
@@ -114,6 +116,7 @@ NodeClient::~NodeClient() { close(); }
 
 std::shared_ptr<const Mapping> NodeClient::mapping() const noexcept { return impl_->mapping_; }
 bool NodeClient::connected() const noexcept { return impl_->connected_; }
+bool NodeClient::moved() const noexcept { return impl_->moved_; }
 std::uint32_t NodeClient::owner() const noexcept { return impl_->owner_; }
 void NodeClient::close() noexcept { impl_->close(); }
 

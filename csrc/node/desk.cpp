@@ -118,9 +118,9 @@ void changes(Index& index, Owner owner, std::span<std::byte> outbox, wire::Reply
 
 const char* name(wire::Verb verb) noexcept {
   static constexpr const char* kNames[] = {
-      "none",          "look",           "leading",        "last_run", "contains", "lease",
-      "slots",         "release",        "drop_corrupt",   "reserve",  "complete", "abort",
-      "below_leading", "below_last_run", "below_contains", "watch",    "changes",  "resident", "handles"};
+      "none",           "look",         "leading", "last_run", "contains", "lease",         "slots",
+      "release",        "drop_corrupt", "reserve", "complete", "abort",    "below_leading", "below_last_run",
+      "below_contains", "watch",        "changes", "resident", "handles"};
   static_assert(std::size(kNames) == wire::kVerbs);
   return kNames[verb];
 }

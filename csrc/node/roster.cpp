@@ -44,6 +44,14 @@ void Roster::leave(std::uint32_t owner, std::vector<Event>& events) {
   events.push_back({Event::Kind::kGone, owner, 0});
 }
 
+std::vector<std::uint64_t> Roster::left_behind(std::uint32_t owner) const {
+  std::vector<std::uint64_t> ids;
+  for (const auto& [id, mapper] : mappers_)
+    if (mapper.owner != owner && mapper.connection != 0 && engine(mapper.owner).name == engine(owner).name)
+      ids.push_back(id);
+  return ids;
+}
+
 std::vector<EngineStatus> Roster::engines() const {
   std::vector<EngineStatus> all;
   for (const auto& [owner, engine] : engines_)

@@ -42,6 +42,8 @@ class Roster {
   // own process is its last rank, of which `attached` knows, too.
   std::uint32_t open_session(const std::string& name, std::uint32_t ranks, std::uint64_t connection);
   void end_session(std::uint32_t owner, std::vector<Event>& events);
+  // Mappers in reach that came for an engine of this one's name, as an owner before it.
+  std::vector<std::uint64_t> left_behind(std::uint32_t owner) const;
   std::vector<EngineStatus> engines() const;
   std::size_t mappers() const { return mappers_.size(); }
   // The owner of (engine, rank), or throws NodeRefused.

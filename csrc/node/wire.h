@@ -37,9 +37,9 @@ struct Grant {  // node to client, with `count` descriptors; as many grants as `
   } items[kDescriptorsPerGrant];
 };
 
-enum Type : std::uint32_t { kMapped = 1, kFence = 2, kFenced = 3 };
+enum Type : std::uint32_t { kMapped = 1, kFence = 2, kFenced = 3, kMoved = 4 };
 
-struct Notice {  // kMapped and kFenced to the node, kFence to the client; epoch is 0 in kMapped
+struct Notice {  // kMapped and kFenced to the node, kFence and kMoved to the client; epoch: of fences
   std::uint32_t type, zero;
   std::uint64_t epoch;
 };

@@ -157,6 +157,14 @@ def test_a_stopped_node_holds_up_no_request(
     finally:
         os.kill(node.process.pid, signal.SIGCONT)
 
+    def served_again() -> bool:
+        engine.drop_prefix_cache(llm)
+        return [reply.cached_tokens for reply in engine.ask(llm, asked, 8)] == [384] * 3
+
+    until(served_again, "the engine is served again")
+    engine.settle(llm)
+    assert node.idle_ledger()["resident"] > 0
+
 
 def test_an_engine_whose_node_is_not_there_is_refused_with_the_command_to_start_it(
     start: Any, kvarter_config: Any, tmp_path: Path

@@ -178,6 +178,8 @@ class NodeClient {
   // exists, so that a node that comes after this one finds the pool in this process.
   std::shared_ptr<const Mapping> mapping() const noexcept;
   bool connected() const noexcept;
+  // The engine has another session since: attach again, and keep this one, which still answers its fences.
+  bool moved() const noexcept;
   std::uint32_t owner() const noexcept;
 
   // Ends the thread and the connection, after the fence it is in; this process stays a mapper until it dies.

@@ -3,6 +3,7 @@ attach to it, and how schedulers in other processes ask it."""
 
 from .attach import Attachment, Invitation, embed, invitation
 from .home import Home, home, invited
+from .keep import KeptAttachment
 from .remote import RemoteStore
 from .serving import Node
 
@@ -10,6 +11,7 @@ __all__ = [
     "Attachment",
     "Home",
     "Invitation",
+    "KeptAttachment",
     "Node",
     "RemoteStore",
     "embed",

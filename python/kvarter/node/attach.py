@@ -95,6 +95,12 @@ class Attachment:
         """Whether the node is there. What is mapped stays as it was."""
         return self._client.connected
 
+    @property
+    def current(self) -> bool:
+        """Connected, as the session that the engine has now. If not, attach anew. One that is connected all the same
+        still answers fences of the session before: keep it until the next time."""
+        return self._client.connected and not self._client.moved
+
     def addresses(self, slots: Slots) -> npt.NDArray[np.uint64]:
         """Where the slots of any shape are in this process, uint64 of the same shape. IndexError out of bounds."""
         flat = slots.reshape(-1)

@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from ... import _core
 from ...config import Config
-from ...errors import AttachError
-from ...node import Attachment, RemoteStore, home, invited
+from ...node import KeptAttachment, home, invited
 from ...policy import AlwaysLoad
 from ...sequence import Sequence
 from ...store import Store
@@ -28,7 +27,6 @@ from .pages import Pages, Part
 logger = logging.getLogger("kvarter.sglang")
 _RETRY_SECONDS = 0.02
 _STEP_BYTES = 64 << 20  # between looks at the clock
-_PATIENCE = 30.0
 
 Done = npt.NDArray[np.bool_]  # of each page that was asked for
 
@@ -57,16 +55,13 @@ class Session:
             self._engine = _core.FaultyCopyEngine(
                 self._engine, delay=faults.delay, fail_every=faults.fail_every, flip_every=faults.flip_every
             )
-        self._invited = invited(name, config.directory, config.node)
-        self._attachment: Attachment | None = None
         self.pages: Counter[str] = Counter()  # asked for and written, by what became of them
         self.moved: Counter[str] = Counter()  # pages, bytes and ns of puts and gets
         self._closed = threading.Event()
-        self._attaching = threading.Thread(target=self._attach, name="kvarter-attach", daemon=True)
-        self._attaching.start()
+        self._attached = KeptAttachment(invited(name, config.directory, config.node), 0, self._engine, logger)
 
     def ready(self) -> bool:
-        return self._attachment is not None and self._home.ready()
+        return self._attached.now is not None and self._home.ready()
 
     def wait(self, seconds: float) -> bool:
         """Waits at most `seconds` for `ready`."""
@@ -184,7 +179,7 @@ class Session:
         count = len(slots)
         statuses = np.full(count, _core.Status.TimedOut, np.uint8)
         checksums = np.zeros(count, np.uint64)
-        attachment = self._attachment
+        attachment = self._attached.now
         if attachment is None or attachment.pool != within.pool:  # slots of a pool whose node is gone
             return statuses, checksums
         addresses = attachment.addresses(slots)
@@ -205,7 +200,7 @@ class Session:
 
     def _unchanged(self, slots: Slots) -> Done:
         """Of each slot, whether it held the page until now: its lease may have run out while it was copied."""
-        attachment = self._attachment
+        attachment = self._attached.now
         return attachment.unchanged(slots) if attachment is not None else np.zeros(len(slots), np.bool_)
 
     def count_call(self, kind: str, done: Done, nbytes: int, begun: float) -> None:
@@ -220,32 +215,10 @@ class Session:
         self.pages[else_] += int((~done).sum())
         return done
 
-    def _attach(self) -> None:
-        """A node may go, and another one come, or the session with it may be another: then this process attaches
-        again."""
-        begun, told, seen = time.monotonic(), False, 0
-        while not self._closed.wait(_RETRY_SECONDS):
-            session = self.store.incarnation if isinstance(self.store, RemoteStore) else 0
-            if self._attachment is not None and self._attachment.connected and session == seen:
-                begun, told = time.monotonic(), False
-                continue
-            try:
-                attachment, seen = Attachment(self._invited, 0, self._engine), session
-            except AttachError as error:
-                if not told and time.monotonic() - begun > _PATIENCE:
-                    told = True
-                    logger.error("%s; nothing is cached until that works", error)
-                continue
-            if self._attachment is not None:
-                self._attachment.close()
-            self._attachment = attachment
-
     def close(self) -> None:
         """Idempotent."""
         self._closed.set()
-        self._attaching.join(_PATIENCE)
-        if self._attachment is not None:
-            self._attachment.close()
+        self._attached.close()
         self._home.close()
 
 

@@ -6,7 +6,6 @@ Runs on the worker's main thread; the copy engine may have threads of its own. N
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -16,8 +15,7 @@ import numpy.typing as npt
 
 from ... import _core
 from ...config import Config
-from ...errors import AttachError
-from ...node import Attachment, Invitation
+from ...node import Attachment, Invitation, KeptAttachment
 from .device import before_sleep, compute_stream, device_of, make_copy_engine
 from .layout import Groups, blocks_of
 from .messages import Loaded, Part, Shards, StepMetadata, Stored, StoreJob, WorkerReport
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 logger = logging.getLogger("kvarter.vllm")
-_RETRY_SECONDS = 0.02
-_PATIENCE = 30.0  # an engine takes a while from its workers to its scheduler
 _Key = TypeVar("_Key", int, str)
 
 
@@ -60,11 +56,9 @@ class WorkerSide:
         self._kv_config, self._groups, self._config, self._rank = kv_config, groups, config, rank
         self._engine: _core.CopyEngine = _core.HostCopyEngine()  # until the tensors say where they are
         self._stream: Callable[[], int] = lambda: 0
-        self._registered = False
-        self._attaching = threading.Thread(target=self._attach, name="kvarter-attach", daemon=True)
         self._blocks: list[_core.Blocks] = []
-        self._attachment: Attachment | None = None
-        self._invited, self._closed = invited, threading.Event()
+        self._invited = invited
+        self._attached: KeptAttachment | None = None
         self._stores: dict[int, _Running] = {}
         self._loads: dict[
             str, _Running
@@ -86,15 +80,15 @@ class WorkerSide:
         Called again, it takes the tensors' new addresses: no copy from or to the old ones may be under way.
         """
         self._blocks = blocks_of(self._kv_config, self._groups, tensors)
-        if self._registered:
+        if self._attached is not None:
             return
-        self._registered = True
         device = device_of(tensors[layer] for layers in self._groups.layers for layer in layers)
         self._engine = make_copy_engine(self._config, device)
         self._stream = compute_stream(device)
         if self._sleeps and device.type == "cuda":
             before_sleep(self.settle)
-        self._attaching.start()
+        # Now: the first request should find every rank attached, since recurrent states are offered just once.
+        self._attached = KeptAttachment(self._invited, self._rank, self._engine, logger, self._came)
 
     def before_reuse(self, meta: StepMetadata) -> None:
         """Called before anything of this step is overwritten: what is about to be must have been copied."""
@@ -138,7 +132,7 @@ class WorkerSide:
 
     def _submit(self, direction: str, parts: tuple[Part, ...], pool: bytes, epoch: int) -> _Running:
         tickets, own = [], []
-        attachment = self._attachment
+        attachment = self._attached.now if self._attached is not None else None
         if attachment is None or attachment.pool != pool:  # slots of another pool: its node is gone
             return _Running(parts, (), (), None)
         stream = self._stream()
@@ -240,31 +234,11 @@ class WorkerSide:
                 )
                 return
 
-    def _attach(self) -> None:
-        """On a thread of its own: the scheduler makes its node only after the workers are there, and the first
-        request should find every rank attached, since recurrent states are offered just once. A node that serves the
-        host may go, and another one come: then this process attaches again."""
-        begun, told = time.monotonic(), False
-        while not self._closed.wait(_RETRY_SECONDS):
-            if self._attachment is not None and self._attachment.connected:
-                begun, told = time.monotonic(), False
-                continue
-            try:
-                attachment = Attachment(self._invited, self._rank, self._engine)
-                for refused in attachment.prepare(self._engine):
-                    logger.warning(
-                        "copies of this rank %d are slower than they could be: %s", self._rank, refused
-                    )
-                logger.info("rank %d copies by %s: %s", self._rank, self._engine.name, self._engine.account())
-                self._attachment = attachment
-            except AttachError as error:
-                if not told and time.monotonic() - begun > _PATIENCE:
-                    told = True
-                    logger.error("%s; nothing is cached until that works", error)
+    def _came(self, attachment: Attachment) -> None:
+        for refused in attachment.prepare(self._engine):
+            logger.warning("copies of this rank %d are slower than they could be: %s", self._rank, refused)
+        logger.info("rank %d copies by %s: %s", self._rank, self._engine.name, self._engine.account())
 
     def close(self) -> None:
-        self._closed.set()
-        if self._registered:
-            self._attaching.join(_PATIENCE)
-        if self._attachment is not None:
-            self._attachment.close()
+        if self._attached is not None:
+            self._attached.close()
