@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import mmap
+import os
 import resource
 import select
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,10 +87,12 @@ def own(device: str, size: int, block: int) -> None:
 
 
 def lines(process: subprocess.Popen[str]) -> str:
-    """The next line but for what UCX logs."""
+    """The next line but for what libraries log."""
     assert process.stdout is not None
-    line = process.stdout.readline()
-    return lines(process) if line.startswith("[") else line.strip()
+    while line := process.stdout.readline():
+        if line[0] not in "[I" and "INFO" not in line:
+            return line.strip()
+    raise SystemExit("the other process has ended")
 
 
 def tell(process: subprocess.Popen[str], line: str) -> None:
@@ -97,8 +101,15 @@ def tell(process: subprocess.Popen[str], line: str) -> None:
     process.stdin.flush()
 
 
-def child(*command: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+def child(*command: str, quiet: bool = False, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        env={**os.environ, **environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL if quiet else None,
+        text=True,
+    )
 
 
 class Ours:
@@ -164,10 +175,34 @@ class Ours:
         self.side.engine.close()
 
 
-class RawUcx:
+class Pair:
+    """Two programs that say where they are, are told where the other is, and do a round for each line."""
+
+    def __init__(
+        self, own: Sequence[str], ask: Sequence[str], quiet: bool = False, **environment: str
+    ) -> None:
+        self.sides = [child(*command, quiet=quiet, **environment) for command in (own, ask)]
+        places = [lines(side) for side in self.sides]
+        for side, place in zip(self.sides, reversed(places), strict=True):
+            tell(side, place)
+        self.round(0)
+
+    def round(self, number: int) -> Took:
+        for side in self.sides:
+            tell(side, "go")
+        (_, owner), (seconds, asker) = (map(float, lines(side).lstrip("@").split()) for side in self.sides)
+        return Took(seconds, owner + asker)
+
+    def close(self) -> None:
+        for side in self.sides:
+            side.kill()
+            side.communicate()
+
+
+class RawUcx(Pair):
     """bench/raw_ucx.cpp, compiled with the headers and libraries of PyPI's libucx."""
 
-    _program: str | None = None
+    _program = ""
 
     @classmethod
     def build(cls, directory: str) -> None:
@@ -182,24 +217,34 @@ class RawUcx:
         )
 
     def __init__(self, size: int, block: int, device: str = "lo") -> None:
-        assert self._program is not None
         words = [device, str(size), str(block), str(SEGMENT)]
-        self.sides = [child(self._program, which, *words) for which in ("own", "ask")]
-        addresses = [lines(side) for side in self.sides]
-        for side, address in zip(self.sides, reversed(addresses), strict=True):
-            tell(side, address)
-        self.round(0)
+        super().__init__([self._program, "own", *words], [self._program, "ask", *words])
 
-    def round(self, number: int) -> Took:
-        for side in self.sides:
-            tell(side, "go")
-        (_, owner), (seconds, asker) = (map(float, lines(side).split()) for side in self.sides)
-        return Took(seconds, owner + asker)
 
-    def close(self) -> None:
-        for side in self.sides:
-            side.kill()
-            side.communicate()
+class Other(Pair):
+    """NIXL or Mooncake (others.py), as it is when its user names TCP and the interface and sets nothing else."""
+
+    library = ""
+    module = ""
+
+    def __init__(self, size: int, block: int, device: str = "lo") -> None:
+        program = [sys.executable, str(Path(__file__).with_name("others.py")), self.library]
+        words = [device, str(size), str(block)]
+        super().__init__(
+            [*program, "own", *words],
+            [*program, "ask", *words],
+            quiet=True,
+            UCX_TLS="tcp",
+            UCX_NET_DEVICES=device,
+        )
+
+
+class Nixl(Other):
+    library, module = "nixl", "nixl_cu12"
+
+
+class Mooncake(Other):
+    library, module = "mooncake", "mooncake"
 
 
 class PlainTcp:

@@ -328,3 +328,23 @@ def test_there_is_one_ucx_in_the_process_and_hangup_still_ends_it() -> None:
         """
     )
     assert said == "True 1 process 0\n"
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_a_ucx_is_shared_with_whoever_loads_it_too(ours_first: bool) -> None:
+    """libucx.load_library is how ucxx and RAPIDS load it."""
+    ours, theirs = (
+        "from kvarter.peers.ucx_library import load; load()",
+        "import libucx; libucx.load_library()",
+    )
+    first, second = (ours, theirs) if ours_first else (theirs, ours)
+    said = program(
+        f"""if True:
+        {first}
+        {second}
+        from ucx_words import Side
+        Side().engine.close()
+        print(len({{line.split()[-1] for line in open("/proc/self/maps") if "libucp" in line}}))
+        """
+    )
+    assert said.endswith("1\n")

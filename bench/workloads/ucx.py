@@ -1,7 +1,7 @@
 """Blocks between two processes over TCP on the loopback device: our engine, raw UCX, a plain TCP stream, memcpy.
 
 Ours verifies a checksum of every block and looks whether it was asked for; the others do not. Blocks are scattered on
-both sides. Needs UCX.
+both sides. NIXL and Mooncake are beside it where they are installed. Needs UCX.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Any
 
-from across import GB, Memcpy, Ours, PlainTcp, RawUcx, Took
+from across import GB, Memcpy, Mooncake, Nixl, Ours, PlainTcp, RawUcx, Took
 from report import Row, Run, race, spread
 
 
@@ -19,15 +20,16 @@ def run(run: Run) -> Iterator[Row]:
     with tempfile.TemporaryDirectory() as directory:
         RawUcx.build(directory)
         size = (32 << 20) if run.quick else (256 << 20)
-        yield from blocks(run, size, 1 << 20, goal=0.9)
-        yield from blocks(run, size, 256 << 10, goal=0.9)
+        yield from blocks(run, size, 1 << 20)
+        yield from blocks(run, size, 256 << 10)
         yield from blocks(run, size // 8, 4 << 10)
     yield from small(run)
     yield from death(run)
 
 
-def blocks(run: Run, size: int, block: int, **goal: Any) -> Iterator[Row]:
-    contenders = [kind(size, block) for kind in (Ours, RawUcx, PlainTcp, Memcpy)]
+def blocks(run: Run, size: int, block: int) -> Iterator[Row]:
+    others = [kind for kind in (Nixl, Mooncake) if find_spec(kind.module)]
+    contenders: list[Any] = [kind(size, block) for kind in (Ours, RawUcx, PlainTcp, Memcpy, *others)]
     took: list[list[Took]] = [[] for _ in contenders]
 
     def contend(i: int, number: int) -> float:
@@ -40,16 +42,12 @@ def blocks(run: Run, size: int, block: int, **goal: Any) -> Iterator[Row]:
     for contender in contenders:
         contender.close()
     what = f"{block >> 10} KiB blocks over TCP"
-    for i, name in ((1, "raw UCX"), (2, "a plain TCP stream"), (3, "memcpy")):
-        ratios = [b / a for a, b in zip(times[0], times[i], strict=True)]
-        yield Row(
-            f"{what} against {name}",
-            "GB/s",
-            size / GB / min(times[0]),
-            size / GB / min(times[i]),
-            spread=spread(ratios),
-            **(goal if i == 1 else {}),
-        )
+    names = ["raw UCX", "a plain TCP stream", "memcpy", *(kind.__name__ + " as shipped" for kind in others)]
+    goals = {"raw UCX": 0.9, "Nixl as shipped": 5, "Mooncake as shipped": 2} if block > (64 << 10) else {}
+    for name, limit in zip(names, times[1:], strict=True):
+        rates = [size / GB / min(seconds) for seconds in (times[0], limit)]
+        ratios = [b / a for a, b in zip(times[0], limit, strict=True)]
+        yield Row(f"{what} against {name}", "GB/s", *rates, spread=spread(ratios), goal=goals.get(name))
     costs = [statistics.median(t.cpu for t in all_) / (size / GB) for all_ in took]
     yield Row(f"CPU of both sides, {what}, against raw UCX", "s/GB", costs[0], costs[1], better="lower")
     yield Row(

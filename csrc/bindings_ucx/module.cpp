@@ -1,27 +1,14 @@
-#include <pybind11/numpy.h>
-#include <pybind11/pybind11.h>
-#include <pybind11/stl.h>
-
+#include "bindings_ucx/bindings.h"
 #include "kvarter/ucx/engine.h"
 #include "kvarter/ucx/error.h"
 
 namespace kvarter::ucx {
 
-namespace py = pybind11;
-
 namespace {
-
-using Ints = py::array_t<std::int64_t, py::array::c_style>;
-using Words = py::array_t<std::uint64_t, py::array::c_style>;
-using Octets = py::array_t<std::uint8_t, py::array::c_style>;
 
 std::span<const std::byte> bytes_of(const py::bytes& bytes) {
   const std::string_view view = bytes;
   return std::as_bytes(std::span(view.data(), view.size()));
-}
-
-py::bytes to_bytes(std::span<const std::byte> bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
 void check_length(const py::array& array, py::ssize_t expected, const char* what) {
@@ -77,47 +64,9 @@ int send(Engine& engine, PeerId peer, std::uint64_t request, std::uint64_t gener
   return static_cast<int>(engine.send(peer, request, generation, blocks));
 }
 
-Octets octets(const std::vector<Status>& statuses) {
-  return Octets(static_cast<py::ssize_t>(statuses.size()),
-                reinterpret_cast<const std::uint8_t*>(statuses.data()));
-}
-
-Words words(const std::vector<std::uint64_t>& values) {
-  return Words(static_cast<py::ssize_t>(values.size()), values.data());
-}
-
 std::vector<Event> poll(Engine& engine, std::size_t most) {
   py::gil_scoped_release release;
   return engine.take(most);
-}
-
-void register_events(py::module_& m) {
-  py::class_<Message>(m, "Message", "The other side said this. Immutable, as all events.")
-      .def_readonly("peer", &Message::peer)
-      .def_property_readonly("data", [](const Message& self) { return to_bytes(self.data); });
-  py::class_<Received>(m, "Received",
-                       R"(The answer to `expect`: from now on no byte of it enters a slot.
-
-statuses: uint8[n] of Status. Ok: the block is in its slot and has the checksum beside it. Corrupt: it came with another
-length or checksum, and its slot holds anything. Closed: the peer was lost, or cancelled, before all of it was there.
-Any other is the owner's, and nothing was written.
-checksums: uint64[n], XXH3-64, as the owner said.)")
-      .def_readonly("peer", &Received::peer)
-      .def_readonly("request", &Received::request)
-      .def_property_readonly("statuses", [](const Received& self) { return octets(self.statuses); })
-      .def_property_readonly("checksums", [](const Received& self) { return words(self.checksums); });
-  py::class_<Sent>(m, "Sent",
-                   R"(The end of a `send`: its blocks are not read any more.
-
-status: a Status; Ok, all was given to the transport; Closed, the peer was lost or the request cancelled.)")
-      .def_readonly("peer", &Sent::peer)
-      .def_readonly("request", &Sent::request)
-      .def_property_readonly("status", [](const Sent& self) { return static_cast<int>(self.status); });
-  py::class_<Lost>(m, "Lost", "UCX cannot reach the peer; what it owed has been answered, Closed follows.")
-      .def_readonly("peer", &Lost::peer)
-      .def_readonly("why", &Lost::why);
-  py::class_<Closed>(m, "Closed", "The last event of a peer, but for the answers to calls that crossed it.")
-      .def_readonly("peer", &Closed::peer);
 }
 
 }  // namespace
@@ -174,7 +123,9 @@ Both sides connect; what one sends before the other has connected is dropped. UC
 an authenticated peer. Raises ValueError for bytes that are no invite, ConnectionError where nobody is there,
 RuntimeError when closed.)")
       .def("close_peer", &Engine::close_peer, py::arg("peer"), py::call_guard<py::gil_scoped_release>(),
-           "Ends a connection at once: its requests are answered Closed, and Closed is its last event.")
+           R"(Ends a connection at once: its requests are answered Closed, and Closed is its last event.
+
+The other side is not told, and may wait for ever: it must learn it in another way, and close, too.)")
       .def(
           "message",
           [](Engine& self, PeerId peer, const py::bytes& data) {

@@ -134,20 +134,14 @@ TEST_CASE("any thread may call, and every request that is not forgotten ends onc
   for (unsigned i = 0; i < 200 - forgotten; ++i) pair.client.wait<Received>();
 }
 
-TEST_CASE("closing a peer answers what it owed, and what it sends later is not heard") {
+// The other side is not told: UCX may leave it waiting for ever, and our caller's own connection says it.
+TEST_CASE("closing a peer answers what it owed") {
   Pair pair("tcp");
   pair.expect(1);
   pair.client.engine.close_peer(pair.to_owner);
   CHECK(pair.client.wait<Received>().statuses == std::vector(kBlocks, Status::kClosed));
   CHECK(pair.client.wait<Closed>().peer == pair.to_owner);
   CHECK(pair.client.engine.message(pair.to_owner, {}) == Status::kClosed);
-  // UCX need not tell the other side, which may go on.
-  const auto counter = [&](Count what) {
-    return pair.client.engine.counters().get(static_cast<std::size_t>(what));
-  };
-  while (counter(Count::kDropStranger) == 0)
-    if (pair.owner.engine.message(pair.to_client, {}) == Status::kClosed) break;
-  CHECK(pair.client.engine.take(10).empty());
 }
 
 TEST_CASE("an engine that is closed answers Closed") {
@@ -158,6 +152,19 @@ TEST_CASE("an engine that is closed answers Closed") {
   CHECK(pair.client.engine.message(pair.to_owner, {}) == Status::kClosed);
   CHECK_THROWS_AS(pair.expect(2), std::runtime_error);
   CHECK(!pair.client.engine.forget(1));
+}
+
+TEST_CASE("every call that was taken is answered, however close the end") {
+  Pair pair("tcp");
+  std::atomic<unsigned> taken{0};
+  std::thread caller([&] {
+    const std::vector<Block> one{pair.owner.block(0)};
+    while (pair.owner.engine.send(pair.to_client, 1, 1, one) == Status::kOk) ++taken;
+  });
+  while (taken < 10) std::this_thread::yield();
+  pair.owner.engine.close();
+  caller.join();
+  for (unsigned i = 0; i < taken; ++i) pair.owner.wait<Sent>();
 }
 
 TEST_CASE("more than may be queued is Busy, but for the first") {

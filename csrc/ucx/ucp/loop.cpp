@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <stdexcept>
 #include <system_error>
 #include <utility>
 
@@ -48,7 +49,6 @@ std::vector<Task> Tasks::take() {
 void Tasks::close() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
-  tasks_.clear();
 }
 
 void Tasks::drain() noexcept {
@@ -119,6 +119,7 @@ Loop::~Loop() { ::close(poll_fd_); }
 
 void Loop::connect(PeerId peer, std::span<const std::byte> address, std::uint64_t send_token,
                    std::uint64_t receive_token, Queued queued) {
+  if (stopping_) throw std::runtime_error("the engine is closed");
   auto connection = std::make_unique<Connection>(*this, peer, address);
   sender_.add(peer, send_token, *connection, std::move(queued));
   receiver_.admit(receive_token, peer);
@@ -149,6 +150,8 @@ void Loop::run() {
     else if (now - busy > spin_ && ending_.empty())
       sleep();
   }
+  tasks_.close();
+  run_tasks();  // those that came meanwhile are answered, too
 }
 
 bool Loop::run_tasks() {

@@ -27,7 +27,7 @@ class Tasks {
   // False, and the task is dropped: the thread takes none any more.
   bool push(Task task);
   std::vector<Task> take();
-  // Refuses what comes from now on; what is there ends as a broken promise.
+  // Refuses what comes from now on.
   void close();
   // Readable when there may be a task.
   int fd() const noexcept { return fd_; }
@@ -49,7 +49,7 @@ class Loop {
   std::vector<std::byte> address() const { return worker_.address(); }
   std::vector<std::string> transports() const { return context_.transports(); }
 
-  // Until stop(), and then until every connection has ended.
+  // Until stop(), and then until every connection has ended. No task is taken any more then.
   void run();
   void stop();
   void connect(PeerId peer, std::span<const std::byte> address, std::uint64_t send_token,

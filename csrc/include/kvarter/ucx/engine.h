@@ -66,7 +66,8 @@ class Engine {
   // before the other has connected is dropped. Throws std::invalid_argument for bytes that are no invite,
   // UcxError where UCX cannot use the address, std::runtime_error when closed.
   PeerId connect(std::span<const std::byte> theirs, std::span<const std::byte> ours);
-  // Ends a connection. Its requests are answered Closed; the event Closed is its last.
+  // Ends a connection. Its requests are answered Closed; the event Closed is its last. The other side is not
+  // told, and UCX may leave it waiting for ever: its caller must learn it in another way, and close, too.
   void close_peer(PeerId peer);
 
   // Says something to the peer's caller; messages arrive in order. Ok, Busy, Closed.
