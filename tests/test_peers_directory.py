@@ -13,7 +13,8 @@ from kvarter.errors import ConfigError
 from kvarter.peers.breaker import Breaker
 from kvarter.peers.directory import Prefix, Static
 from kvarter.peers.pulse import Backoff
-from kvarter.peers.redis_directory import RedisDirectory, Terms
+from kvarter.peers.redis_client import Terms
+from kvarter.peers.redis_directory import RedisDirectory
 from peer_words import Talker
 from redis_words import STRIDE, TERMS, Member, Redis, prefix
 from served_words import until
