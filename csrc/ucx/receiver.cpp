@@ -10,8 +10,6 @@ namespace kvarter::ucx {
 
 namespace {
 
-constexpr std::size_t kPiece = 4096;  // bytes: hashed while they are in the nearest cache
-
 bool known(std::uint64_t status) { return status <= static_cast<std::uint64_t>(Status::kClosed); }
 
 }  // namespace
@@ -37,8 +35,7 @@ void Receiver::expect(PeerId peer, std::uint64_t request, std::uint64_t generati
                                                     .generation = generation,
                                                     .slots = std::move(slots),
                                                     .statuses = std::vector<Status>(count, Status::kOk),
-                                                    .checksums = std::vector<std::uint64_t>(count),
-                                                    .hash = {}})
+                                                    .checksums = std::vector<std::uint64_t>(count)})
                          .first;
   if (std::ranges::none_of(tokens_, [&](const auto& item) { return item.second == peer; }))
     finish(entry, Status::kClosed);
@@ -113,7 +110,8 @@ void Receiver::begin(Entry entry, const Header& header, std::span<const std::byt
 }
 
 void Receiver::skip(Expected& expected) {
-  expected.within = 0;
+  expected.within = expected.stripe = 0;
+  expected.mixed = kXxh3Start;
   while (expected.block < expected.slots.size() && expected.statuses[expected.block] != Status::kOk)
     ++expected.block;
 }
@@ -123,28 +121,57 @@ void Receiver::data(Entry entry, const Header& header, std::span<const std::byte
   if (!expected.begun || header.offset != expected.at || payload.empty() ||
       payload.size() > expected.total - expected.at)
     return counters_.add(Count::kDropDisordered);
+  if (!whole_stripes(expected, payload.size())) return counters_.add(Count::kDropMalformed);
   expected.at += payload.size();
   counters_.add(Count::kBytesReceived, payload.size());
-  const CopyKernel& kernel = copy_kernel();
   while (!payload.empty()) {
     const Extent slot = expected.slots[expected.block];
-    const std::size_t bytes = std::min<std::size_t>({payload.size(), slot.length - expected.within, kPiece});
-    const std::byte* from = payload.data();
-    kernel.copy(memory_.data() + slot.offset + expected.within, from, bytes,
-                bytes < payload.size() ? from + bytes : from);
-    expected.hash.update({reinterpret_cast<const std::uint8_t*>(from), bytes});
+    const std::size_t bytes = std::min<std::size_t>(payload.size(), slot.length - expected.within);
+    const auto piece = payload.first(bytes);
     payload = payload.subspan(bytes);
-    expected.within += bytes;
+    land(expected, piece, payload.empty() ? piece.data() : payload.data());
     if (expected.within < slot.length) continue;
-    const bool same = expected.hash.digest() == expected.checksums[expected.block];
+    const bool same = checksum(expected) == expected.checksums[expected.block];
     if (!same) expected.statuses[expected.block] = Status::kCorrupt;
     counters_.add(same ? Count::kBlocksReceived : Count::kBlocksCorrupt);
-    expected.hash = Xxh3();
     ++expected.block;
     skip(expected);
   }
-  kernel.finish();
+  copy_kernel().finish();
   if (expected.at == expected.total) finish(entry, Status::kClosed);
+}
+
+bool Receiver::whole_stripes(const Expected& expected, std::size_t bytes) const {
+  std::size_t block = expected.block;
+  std::uint64_t left = expected.slots[block].length - expected.within;
+  std::uint64_t within = expected.within;
+  for (; bytes > left; left = expected.slots[block].length) {
+    bytes -= left;
+    within = 0;
+    do ++block;
+    while (expected.statuses[block] != Status::kOk);
+  }
+  return bytes == left || (within + bytes) % kXxh3Stripe == 0;
+}
+
+void Receiver::land(Expected& expected, std::span<const std::byte> bytes, const std::byte* next) {
+  const Extent slot = expected.slots[expected.block];
+  std::byte* to = memory_.data() + slot.offset + expected.within;
+  // The last stripe is no regular one (hash/xxh3.h), nor is any of a short block.
+  const std::size_t regular = slot.length <= kXxh3Short ? 0 : (slot.length - 1) / kXxh3Stripe;
+  const std::size_t before = std::min<std::size_t>(expected.within / kXxh3Stripe, regular);
+  const std::size_t stripes = std::min(bytes.size() / kXxh3Stripe, regular - before);
+  copy_kernel().copy_mixing(to, bytes.data(), stripes, next, expected.mixed.data(), expected.stripe);
+  const std::size_t done = stripes * kXxh3Stripe;
+  std::memcpy(to + done, bytes.data() + done, bytes.size() - done);
+  expected.within += bytes.size();
+}
+
+std::uint64_t Receiver::checksum(const Expected& expected) const {
+  const Extent slot = expected.slots[expected.block];
+  const auto* bytes = reinterpret_cast<const std::uint8_t*>(memory_.data() + slot.offset);
+  if (slot.length <= kXxh3Short) return xxh3_short(bytes, slot.length);
+  return xxh3_finish(expected.mixed.data(), bytes + slot.length - kXxh3Stripe, slot.length);
 }
 
 void Receiver::finish(Entry entry, Status rest) {

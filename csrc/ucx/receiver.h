@@ -2,9 +2,10 @@
 // Where messages end, and the only place that writes into slots. It knows who may speak (a token for each
 // connection), what was asked of whom (a request, with a generation nobody can guess) and how far each answer
 // has come; what does not fit is dropped and counted. A block's bytes must come in order, so that its
-// checksum is computed while they are hot, and a message can write only where the answer stands.
+// checksum is computed on their way, and a message can write only where the answer stands.
 //
 // One thread. It knows nothing of UCX: bytes come in by arrive().
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -12,7 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "kvarter/hash.h"
+#include "hash/xxh3.h"
 #include "kvarter/ucx/counters.h"
 #include "kvarter/ucx/events.h"
 #include "ucx/wire.h"
@@ -54,8 +55,9 @@ class Receiver {
     bool begun = false;
     std::uint64_t at = 0, total = 0;  // bytes of the Ok blocks
     std::size_t block = 0;            // the one that is landing,
-    std::uint64_t within = 0;         // so far, and
-    Xxh3 hash;                        // of that
+    std::uint64_t within = 0;         // so far, and the state of its checksum
+    alignas(64) std::array<std::uint64_t, 8> mixed = kXxh3Start;
+    std::size_t stripe = 0;
   };
   using Entry = std::unordered_map<std::uint64_t, Expected>::iterator;
 
@@ -63,6 +65,12 @@ class Receiver {
   void data(Entry entry, const Header& header, std::span<const std::byte> payload);
   // Goes to the next block that bytes are to come for.
   void skip(Expected& expected);
+  // Whether the next so many bytes end with a block or a stripe of one.
+  bool whole_stripes(const Expected& expected, std::size_t bytes) const;
+  // Copies a block's next bytes to where they belong, and mixes them into its checksum. `next`: what is
+  // copied after them.
+  void land(Expected& expected, std::span<const std::byte> bytes, const std::byte* next);
+  std::uint64_t checksum(const Expected& expected) const;
   // Answers a request; blocks that are not complete end as `rest`.
   void finish(Entry entry, Status rest);
 

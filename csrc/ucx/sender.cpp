@@ -168,7 +168,9 @@ Operation& Sender::next(Lane& lane) {
       while (job.piece < job.pieces.size() && operation.bytes < segment_ &&
              operation.count < operation.pieces.size()) {
         const iovec& piece = job.pieces[job.piece];
-        const std::size_t bytes = std::min(piece.iov_len - job.within, segment_ - operation.bytes);
+        std::size_t bytes = std::min(piece.iov_len - job.within, segment_ - operation.bytes);
+        if (job.within + bytes < piece.iov_len) bytes -= bytes % kCut;
+        if (bytes == 0) break;
         operation.pieces[operation.count++] = {static_cast<std::byte*>(piece.iov_base) + job.within, bytes};
         operation.bytes += bytes;
         job.within += bytes;

@@ -12,6 +12,9 @@ inline constexpr std::array<char, 8> kInviteMagic{'K', 'V', 'R', 'T', 'U', 'C', 
 inline constexpr std::uint32_t kHeaderMagic = 0x3158564b;  // "KVX1"
 inline constexpr unsigned kMessageId = 1;                  // of our active messages; a worker has no others
 
+inline constexpr std::size_t kCut =
+    64;  // bytes: a block goes on in another message only at multiples of these
+
 enum class Kind : std::uint8_t {
   kMessage = 1,  // payload: what the other side's caller is told
   kBegin = 2,    // payload: a Verdict for each block; offset: bytes of the blocks that are Ok
