@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from kvarter.peers import messages as m
+from kvarter.peers.handler import Times
 from kvarter.peers.link import Link
-from kvarter.peers.meeting import Meeting, Times
+from kvarter.peers.meeting import Meeting
 from kvarter.peers.trust import DIALER, Seal, Trust, anybody, by_secret, proof
 from served_words import SECONDS, until
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from kvarter.peers.directory import Directory, Prefix
-from kvarter.peers.redis_directory import RedisDirectory, Terms
+from kvarter.peers.redis_client import Terms
+from kvarter.peers.redis_directory import RedisDirectory
 from peer_words import Talker
 from served_words import SECONDS, stop, until
 

@@ -132,6 +132,10 @@ class PeerNode(ServedNode):
         told: dict[str, Any] = self.status()["peers"]
         return told
 
+    def received(self) -> int:
+        """Payload bytes."""
+        return int(self.peers()["ucx"]["counters"]["bytes_received"])
+
     def dialed(self) -> set[str]:
         return {link["address"] for link in self.peers()["links"] if link["dialed"]}
 

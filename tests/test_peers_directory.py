@@ -13,7 +13,8 @@ from kvarter.errors import ConfigError
 from kvarter.peers.breaker import Breaker
 from kvarter.peers.directory import Prefix, Static
 from kvarter.peers.pulse import Backoff
-from kvarter.peers.redis_directory import RedisDirectory, Terms
+from kvarter.peers.redis_client import Terms
+from kvarter.peers.redis_directory import RedisDirectory
 from peer_words import Talker
 from redis_words import STRIDE, TERMS, Member, Redis, prefix
 from served_words import until
@@ -81,7 +82,7 @@ def test_those_who_have_most_are_named_first(redis: Redis, member: Any) -> None:
 
 
 def test_a_prompt_of_128_k_tokens_is_one_round_trip(one_redis: Redis, member: Any) -> None:
-    terms = Terms(lease=2.0, patience=TERMS.patience)
+    terms = Terms(lease=6.0, patience=TERMS.patience)
     here, there = member(one_redis.url, terms), member(one_redis.url, terms)
     sequence = prefix(3, 128 * 1024 // 16)
     there.has(sequence, sequence.units)
@@ -116,7 +117,7 @@ def test_a_position_knows_no_more_than_so_many_nodes(one_redis: Redis, member: A
 
 
 def test_a_node_that_is_gone_is_not_named_and_leaves_the_set(one_redis: Redis, member: Any) -> None:
-    terms = Terms(stride=STRIDE, lease=1.5, patience=TERMS.patience)
+    terms = Terms(stride=STRIDE, lease=4.0, patience=TERMS.patience)
     here = member(one_redis.url, terms)
     gone = Member(one_redis.url, terms)
     sequence = prefix(6, STEP)

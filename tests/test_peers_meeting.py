@@ -14,7 +14,8 @@ import pytest
 from kvarter import _core
 from kvarter.errors import ConfigError
 from kvarter.peers import messages as m
-from kvarter.peers.meeting import Meeting, Times
+from kvarter.peers.handler import Times
+from kvarter.peers.meeting import Meeting
 from kvarter.peers.pulse import Backoff, Pulse
 from kvarter.peers.trust import LISTENER, anybody, by_tls, proof
 from peer_words import SECRET, Stranger, Talker, secret_in
@@ -216,7 +217,7 @@ def test_another_protocol_is_refused_with_both_named(talkers: Any, stranger: Any
 def test_a_node_that_finds_itself_in_its_list_leaves_it_at_that(talkers: Any) -> None:
     alone = talkers()
     alone.meeting.seek(alone.at)
-    until(lambda: alone.counts["refused"] == 1 and not alone.meeting._dialing, "found out")
+    until(lambda: alone.counts["refused"] == 1 and not alone.meeting.dialing._sought, "found out")
     assert alone.met_links == []
 
 

@@ -13,7 +13,7 @@ from engine_node_words import AskedEngine, ServedNode
 from engine_words import expected_of, settings_of
 from kvarter.demo import engine
 from served_words import until
-from street_words import Street, peer_settings
+from street_words import PORT, Street, peer_settings
 
 _ALL = 1, 2, 3
 
@@ -118,3 +118,25 @@ def test_a_host_that_fails_while_it_is_asked_costs_no_request(
     nodes[3].idle_ledger()
     if how == "stopped":
         os.kill(pid, signal.SIGCONT)
+
+
+def test_what_one_engine_prefills_is_pushed_to_the_host_of_another(
+    nodes: dict[int, ServedNode], start: Any, another: Any, prompts: Any, baseline: Any, kvarter_config: Any
+) -> None:
+    from vllm import SamplingParams
+
+    asked, other = prompts(2, 600, seed=93), prompts(1, 300, seed=94)
+    expected = baseline("llama", asked, 8)
+    decodes = another("llama", _at(kvarter_config, nodes[3]))
+    decodes.ask(other, 2)  # so that its namespace is open there
+    llm = start("llama", kv=_at(kvarter_config, nodes[1]), **settings_of("llama"))
+    extra = {"kv_transfer_params": {"kvarter": {"push": f"{Street.address(3)}:{PORT}"}}}
+    sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, extra_args=extra)
+    llm.generate([{"prompt_token_ids": prompt} for prompt in asked], sampling, use_tqdm=False)
+    engine.settle(llm)
+    until(lambda: nodes[3].status()["peers"]["pushes"]["taken"] == 2, "fetched")
+    nodes[1].kill()
+    tokens, cached = decodes.ask(asked, 8)
+    assert tokens == expected
+    assert cached == [599 // 32 * 32] * 2
+    assert nodes[3].status()["found_units"]["p2p"] == 0  # it was there before it was asked for

@@ -8,69 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections import Counter
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..matching import Range
 from . import messages as m
 from .directory import Directory, Prefix
 from .link import Link
 from .meeting import Meeting
 from .others import Other
+from .wanted import MOST_BLOCKS, Offer, Outcome, Wanted, ranges_of
 
 if TYPE_CHECKING:
     from .. import _ucx
 
-MOST_BLOCKS = 4096  # of one request, all shards counted
 _MOST_ASKED = 8  # holders for one sequence
 _PART_BYTES = 32 << 20  # of one request
 _DIAL_SECONDS = 60.0  # that a link is kept for whoever a directory named
-
-Outcome = _core.Status
-
-
-class Offer(NamedTuple):
-    """A holder that says it has so many tokens of what was looked for under that number."""
-
-    link: Link
-    number: int
-    tokens: int
-
-
-@dataclass(eq=False)
-class Wanted:
-    """Slots to fill: the blocks of `ranges`, all shards of each, in order. What became of them is in `statuses`, one
-    for each block, and `checksums`, one for each slot."""
-
-    prefix: Prefix
-    groups: bytes  # digest of the geometry
-    shards: Seq[int]  # of each group
-    ranges: Seq[Range]
-    slots: npt.NDArray[np.void]
-    tokens: int  # the boundary that they lead to
-    until: float  # of time.monotonic
-    statuses: npt.NDArray[np.uint8] = field(init=False)
-    checksums: npt.NDArray[np.uint64] = field(init=False)
-    blocks: list[tuple[int, int]] = field(init=False)  # (group, number)
-    starts: npt.NDArray[np.int64] = field(init=False)  # of each block in slots, and the end
-
-    def __post_init__(self) -> None:
-        self.blocks = [(g, first + i) for g, first, count in self.ranges for i in range(count)]
-        self.starts = np.concatenate(
-            [[0], np.cumsum([self.shards[g] for g, _ in self.blocks], dtype=np.int64)]
-        )
-        self.statuses = np.full(len(self.blocks), Outcome.NotFound, np.uint8)
-        self.checksums = np.zeros(len(self.slots), np.uint64)
-
-    def seconds(self) -> float:
-        return self.until - time.monotonic()
 
 
 class Asking:
@@ -129,11 +87,11 @@ class Asking:
 
     async def met(self, address: str) -> Link | None:
         """The link to somebody. Who is named for the first time is waited for; who was tried before is not."""
-        tried = self._meeting.is_sought(address)
-        self._meeting.seek_here(address, _DIAL_SECONDS)
+        tried = self._meeting.dialing.seeks(address)
+        self._meeting.dialing.seek(address, _DIAL_SECONDS)
         while (link := self._meeting.standing(address)) is None and not tried:
             await asyncio.sleep(0.002)
-            tried = not self._meeting.is_sought(address)
+            tried = not self._meeting.dialing.seeks(address)
         return link
 
     async def _answer(self, link: Link, number: int, question: m.Message) -> Any:
@@ -212,7 +170,7 @@ class Asking:
         number = next(self._numbers)
         generation = self._wire.expect(other.wire, number, offsets, lengths)
         try:
-            ranges = _ranges([wanted.blocks[block] for block in part])
+            ranges = ranges_of([wanted.blocks[block] for block in part])
             ask = m.Ask(number, generation, offer.number, ranges, min(wanted.seconds(), 3600.0))
             got = await self._answer(offer.link, number, ask)
         finally:
@@ -229,7 +187,7 @@ class Asking:
             wanted.statuses[block] = got.statuses[at : at + shards].max()
             at += shards
         if wrong := [block for block in part if wanted.statuses[block] == Outcome.Corrupt]:
-            offer.link.send(m.Doubt(offer.number, _ranges([wanted.blocks[block] for block in wrong])))
+            offer.link.send(m.Doubt(offer.number, ranges_of([wanted.blocks[block] for block in wrong])))
 
     # --- what comes
 
@@ -248,14 +206,3 @@ class Asking:
         for asked, future in list(self._waiting.values()):
             if asked is link and not future.done():
                 future.set_result(None)
-
-
-def _ranges(blocks: Seq[tuple[int, int]]) -> list[Range]:
-    """(group, first, count) of blocks in order."""
-    ranges: list[Range] = []
-    for group, number in blocks:
-        if ranges and ranges[-1][0] == group and sum(ranges[-1][1:]) == number:
-            ranges[-1] = group, ranges[-1][1], ranges[-1][2] + 1
-        else:
-            ranges.append((group, number, 1))
-    return ranges

@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..finding import Found, Space, runs
+from ..finding import Found, Space
 from ..geometry import groups_digest
 from ..matching import Lease, Range
 from ..sequence import Sequence
 from ..transfers import Match
 from . import messages as m
-from .asking import MOST_BLOCKS
 from .directory import sequence_of
+from .leased import checked, drop_corrupt, leased
 from .link import Link
 from .meeting import Meeting
 from .others import Loan, Other
@@ -33,9 +33,7 @@ if TYPE_CHECKING:
     from .. import _ucx
     from ..store import Store
 
-_SLACK_SECONDS = (
-    5.0  # that a lease outlives the time given: nothing is sent after that, and the lease is released
-)
+_SLACK_SECONDS = 5.0  # that a lease outlives the time given: nothing is sent after that
 _MOST_SECONDS = 60.0
 
 
@@ -80,7 +78,7 @@ class Lending:
         """Raises ValueError or LookupError for what will not be sent."""
         other: Other = link.value
         space, sequence = other.look(message.look)
-        slots, nbytes = self._checked(space, sequence, message.ranges)
+        slots, nbytes = checked(space, sequence, message.ranges)
         if message.number in other.loans:
             raise ValueError(f"request {message.number} is open")
         blocks = sum(count for *_, count in message.ranges)
@@ -122,20 +120,6 @@ class Lending:
             if not isinstance(error, ValueError):
                 raise
 
-    def _checked(self, space: Space, sequence: Sequence, ranges: Seq[Range]) -> tuple[int, int]:
-        """How many slots and bytes it is about."""
-        from ..node.chains import run_of
-
-        groups = space.geometry.groups
-        slots = nbytes = 0
-        for part in ranges:
-            count = len(run_of(space, sequence, part))
-            slots += count * len(groups[part[0]].shard_bytes)
-            nbytes += count * sum(groups[part[0]].shard_bytes)
-        if not 0 < slots <= MOST_BLOCKS:
-            raise ValueError(f"{slots} blocks in one request; expected 1 to {MOST_BLOCKS}")
-        return slots, nbytes
-
     def _from_disk(
         self, space: Space, sequence: Sequence, ranges: Seq[Range], seconds: float
     ) -> Callable[[], Lease | None] | None:
@@ -164,31 +148,13 @@ class Lending:
         sequence: Sequence,
         slots: int,
     ) -> None:
-        other, ranges = link.value, message.ranges
-        chain, index, groups = sequence.chain(space.above), self._store.index, space.geometry.groups
-        here = _here(space, sequence, ranges)
-        there = [part for parts in here for part in parts]
         deadline = self._clock.now() + int((_MOST_SECONDS + _SLACK_SECONDS) * 1e9)
-        status = _core.Status.NotFound
-        if there:
-            status, loan.lease = index.lease(chain, there, _core.LeaseKind.Copy, 0, deadline)
-        offsets, lengths = np.zeros(slots, np.int64), np.zeros(slots, np.int64)
-        statuses, checksums = np.full(slots, _core.Status.NotFound, np.uint8), np.zeros(slots, np.uint64)
-        if status == _core.Status.Ok:
-            leased = index.slots(loan.lease)
-            places, at = [], 0
-            for (group, first, count), parts in zip(ranges, here, strict=True):
-                shards = len(groups[group].shard_bytes)
-                for _, start, blocks in parts:
-                    begin = at + (start - first) * shards
-                    places.append(np.arange(begin, begin + blocks * shards))
-                at += count * shards
-            place = np.concatenate(places)
-            offsets[place], lengths[place] = leased["offset"], leased["length"]
-            checksums[place], statuses[place] = leased["checksum"], _core.Status.Ok
+        loan.lease, offsets, lengths, statuses, checksums = leased(
+            space, sequence, message.ranges, slots, deadline
+        )
         sent = int((statuses == _core.Status.Ok).sum())
         answer = self._wire.send(
-            other.wire, message.number, message.generation, offsets, lengths, statuses, checksums
+            link.value.wire, message.number, message.generation, offsets, lengths, statuses, checksums
         )
         if answer != _core.Status.Ok:
             self.counts["refused"] += slots
@@ -201,21 +167,9 @@ class Lending:
         """Blocks that did not pass the other end's check: those that do not pass ours either go, with what leans on
         them."""
         space, sequence = other.look(message.look)
-        chain, index = sequence.chain(space.above), self._store.index
-        self._checked(space, sequence, message.ranges)
-        for part in [part for parts in _here(space, sequence, message.ranges) for part in parts]:
-            deadline = self._clock.now() + int(_SLACK_SECONDS * 1e9)
-            status, lease = index.lease(chain, [part], _core.LeaseKind.Copy, 0, deadline)
-            if status != _core.Status.Ok:
-                continue
-            shards = len(space.geometry.groups[part[0]].shard_bytes)
-            wrong = {at // shards for at, slot in enumerate(index.slots(lease)) if not self._whole(slot)}
-            index.drop_corrupt(lease, sorted(wrong))
-            index.release(lease, _core.Outcome.Unused)
-
-    def _whole(self, slot: np.void) -> bool:
-        begin, end = int(slot["offset"]), int(slot["offset"] + slot["length"])
-        return bool(_core.xxh3_64(self._payload[begin:end]) == int(slot["checksum"]))
+        checked(space, sequence, message.ranges)
+        deadline = self._clock.now() + int(_SLACK_SECONDS * 1e9)
+        drop_corrupt(space, sequence, message.ranges, self._payload, deadline)
 
     # --- endings
 
@@ -253,17 +207,3 @@ class Lending:
                 self.room.leave(loan.nbytes)
             if loan.lease:
                 self._store.index.release(loan.lease, _core.Outcome.Unused)
-
-
-def _here(space: Space, sequence: Sequence, ranges: Seq[Range]) -> list[list[Range]]:
-    """What of each range is in memory."""
-    chain, index = sequence.chain(space.above), space.index
-    here: list[list[Range]] = []
-    for group, first, count in ranges:
-        if space.geometry.chained(group):
-            end = index.leading(chain, group, first + count)
-            here.append([(group, first, end - first)] if end > first else [])
-        else:
-            blocks = [b for b in range(first, first + count) if index.contains(chain, group, b)]
-            here.append([(group, run.start, len(run)) for run in runs(blocks)])
-    return here

@@ -13,48 +13,20 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from .. import _core
 from ..errors import ConfigError
 from . import messages as m
-from .link import BROKEN, Link, Myself, NotMet
-from .pulse import Backoff, Pulse
+from .dialing import Dialing, said
+from .handler import Handler, Times
+from .link import BROKEN, Link, NotMet
+from .pulse import Pulse
 from .trust import Trust
 
 logger = logging.getLogger("kvarter.peers")
 _MOST_STRANGERS = 64  # connections that have not proven who they are
 _MOST_LINKS = 4096
-_FAULTS = 5.0  # seconds between warnings of one address
-
-
-class Handler(Protocol):
-    """What a meeting is for. All of it is called on the meeting's thread, and may not wait."""
-
-    def hello(self) -> m.Hello: ...
-    def invite(self) -> bytes:
-        """Of UCX, for one link whose other end's Hello was accepted."""
-
-    def met(self, link: Link) -> None:
-        """Raises ValueError when nothing can come of it: the link ends."""
-
-    def said(self, link: Link, message: m.Talk) -> None:
-        """Raises ValueError or LookupError for what cannot be done: the other end is told why."""
-
-    def lost(self, link: Link) -> None:
-        """It was `met`, and is over."""
-
-
-@dataclass(frozen=True)
-class Times:
-    """Seconds. period: between heartbeats. patience: of silence, after which a peer is dead. meeting: for all of a
-    handshake. idle: until a link that nobody wants any more is let go."""
-
-    period: float = 0.2
-    patience: float = 0.8
-    meeting: float = 5.0
-    idle: float = 60.0
 
 
 class Meeting:
@@ -75,8 +47,6 @@ class Meeting:
         self.times = times or Times()
         self.clock = clock or _core.SteadyClock()
         self.links: set[Link] = set()
-        self._dialing: dict[str, asyncio.Task[None]] = {}
-        self._wanted: dict[str, float] = {}  # address -> until when by the loop's clock
         self._strangers = 0
         self.counts = Counter(
             dict.fromkeys(
@@ -86,6 +56,7 @@ class Meeting:
         self._tasks: set[asyncio.Task[Any]] = set()
         self.loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
+        self.dialing = Dialing(self.loop, self._dial, self.start)
         self._started: threading.Event = threading.Event()
         self._failed: OSError | None = None
         self.port = listen[1]  # the one that was given for 0, once it is open
@@ -111,7 +82,7 @@ class Meeting:
 
     def seek(self, address: str, seconds: float = float("inf")) -> None:
         """A link to that HOST:PORT is wanted for so long, again and again if it breaks."""
-        self.call(self.seek_here, address, seconds)
+        self.call(self.dialing.seek, address, seconds)
 
     def close(self) -> None:
         """Ends every link; the handler hears of each."""
@@ -144,6 +115,7 @@ class Meeting:
                     await asyncio.wait_for(self._closing.wait(), self.times.period / 2)
         finally:
             server.close()
+            self.dialing.close()
             for link in list(self.links):
                 link.end("this node ends")
             while self._tasks:  # one that was about to end by itself may not hear of it at once
@@ -158,12 +130,9 @@ class Meeting:
         task.add_done_callback(self._tasks.discard)
 
     def _beat(self) -> None:
-        now = self.loop.time()
         for link in list(self.links):
             link.beat(self.clock)
-        self._wanted = {address: until for address, until in self._wanted.items() if until > now}
-        for link in self.links:
-            if link.dialed and link.dialed not in self._wanted:
+            if link.dialed and not self.dialing.wants(link.dialed):
                 link.end("nobody needs it any more")
 
     # --- who comes
@@ -187,7 +156,7 @@ class Meeting:
             await self._talk(link)
         except BROKEN as error:
             self.counts["refused"] += 1
-            logger.info("somebody at %s is turned away: %s", _where(writer), _said(error))
+            logger.info("somebody at %s is turned away: %s", _where(writer), said(error))
         except asyncio.CancelledError:
             pass
         except Exception:  # whatever it makes us stumble over
@@ -202,46 +171,14 @@ class Meeting:
         await link.meet(self._trust, self._handler.hello(), self._handler.invite)
         link.pulse = Pulse(self.clock, self.times.period, self.times.patience)
 
-    # --- whom we seek; for this thread
+    # --- whom we seek
 
     def standing(self, address: str) -> Link | None:
-        """The link that was dialed to that address, if it stands."""
+        """The link that was dialed to that address, if it stands. For this thread."""
         return next((link for link in self.links if link.dialed == address), None)
 
-    def is_sought(self, address: str) -> bool:
-        """Whether it is being dialed, or was reached."""
-        return address in self._dialing
-
-    def seek_here(self, address: str, seconds: float = float("inf")) -> None:
-        self._wanted[address] = max(self._wanted.get(address, 0.0), self.loop.time() + seconds)
-        if address not in self._dialing and not self._closing.is_set():
-            task = self.loop.create_task(self._dial(address))
-            self._dialing[address] = task
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
-    async def _dial(self, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        backoff, warned = Backoff(), -_FAULTS
-        try:
-            while self._wanted.get(address, 0.0) > self.loop.time() and not self._closing.is_set():
-                try:
-                    self._trust.check(host)
-                    await self._once(host, int(port), address)
-                    backoff.reset()
-                except (*BROKEN, ConfigError, ValueError) as error:
-                    if self.loop.time() - warned >= _FAULTS:
-                        warned = self.loop.time()
-                        logger.warning("no link to the peer at %s: %s", address, _said(error))
-                    if isinstance(error, Myself):
-                        return
-                except Exception:
-                    logger.exception("a link to %s is given up", address)
-                await asyncio.sleep(backoff.next())
-        finally:
-            self._dialing.pop(address, None)
-
-    async def _once(self, host: str, port: int, address: str) -> None:
+    async def _dial(self, host: str, port: int) -> None:
+        self._trust.check(host)
         self.counts["dialed"] += 1
         reader, writer = await asyncio.wait_for(
             asyncio.open_connection(
@@ -253,7 +190,7 @@ class Meeting:
             ),
             self.times.meeting,
         )
-        link = Link(reader, writer, address)
+        link = Link(reader, writer, f"{host}:{port}")
         try:
             await asyncio.wait_for(self._meet(link), self.times.meeting)
             await self._talk(link)
@@ -281,7 +218,7 @@ class Meeting:
                 self.counts["silent"] += 1
             elif not isinstance(error, EOFError | OSError):
                 self.counts["violations"] += 1
-            logger.info("%r is over: %s", link, link.why or _said(error))
+            logger.info("%r is over: %s", link, link.why or said(error))
         finally:
             self.links.discard(link)
             self._handler.lost(link)
@@ -314,7 +251,3 @@ async def _hang_up(writer: asyncio.StreamWriter) -> None:
 def _where(writer: asyncio.StreamWriter) -> str:
     name = writer.get_extra_info("peername")
     return f"{name[0]}:{name[1]}" if name else "?"
-
-
-def _said(error: BaseException) -> str:
-    return str(error) or type(error).__name__

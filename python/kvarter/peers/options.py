@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 from ..errors import ConfigError
 from ..policy import AlwaysLoad, Measured
 from .directory import Directory, Static
-from .meeting import Times
-from .redis_directory import RedisDirectory, Terms
+from .handler import Times
+from .redis_client import Terms
+from .redis_directory import RedisDirectory
 from .service import PeerOptions
 from .trust import Trust, anybody, by_secret, by_tls, is_address
 

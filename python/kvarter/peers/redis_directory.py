@@ -9,14 +9,13 @@ import logging
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import _core
-from ..errors import ConfigError
 from .breaker import Breaker
 from .directory import Prefix
 from .meeting import Meeting
+from .redis_client import Terms, connector
 
 logger = logging.getLogger("kvarter.peers")
 _PREFIX = "kvarter:1:"
@@ -26,21 +25,8 @@ _MOST_WAITING = 1 << 14  # and that wait to be
 _BATCH = 1024
 _AT_ONCE = 8  # look-ups under way
 _TELL_SECONDS = 0.2
-CLUSTER = "redis+cluster"
 
 Result = TypeVar("Result")
-
-
-@dataclass(frozen=True)
-class Terms:
-    """stride: tokens between positions. lease: seconds that a node's membership outlives it. ttl: and a position that
-    nobody confirms. patience: seconds that one call may take. holders: nodes told of for a position."""
-
-    stride: int = 2048
-    lease: float = 10.0
-    ttl: float = 3600.0
-    patience: float = 0.1
-    holders: int = 8
 
 
 class RedisDirectory:
@@ -50,7 +36,7 @@ class RedisDirectory:
     def __init__(self, url: str, terms: Terms | None = None, clock: _core.Clock | None = None) -> None:
         self._terms = terms or Terms()
         self.stride = self._terms.stride
-        self._connect = _connector(url, self._terms.patience)
+        self._connect = connector(url, self._terms.patience)
         self._client: Any = None
         self._breaker = Breaker(clock or _core.SteadyClock())
         self._told: OrderedDict[str, float] = OrderedDict()  # position -> when, by the loop's clock
@@ -225,27 +211,3 @@ def _key(prefix: Prefix, mark: bytes) -> str:
 
 def _text(value: bytes | str) -> str:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-
-
-def _connector(url: str, patience: float) -> Callable[[], Any]:
-    try:
-        from redis.asyncio import Redis
-        from redis.asyncio.cluster import RedisCluster
-        from redis.asyncio.connection import parse_url
-        from redis.asyncio.retry import Retry
-        from redis.backoff import NoBackoff
-    except ImportError:
-        raise ConfigError(
-            'a directory in Redis needs its client, which is not installed: pip install "kvarter[redis]"'
-        ) from None
-    scheme, separator, rest = url.partition("://")
-    if not separator or scheme not in ("redis", "rediss", CLUSTER):
-        raise ConfigError(f"directory {url!r}; expected redis://, rediss:// or {CLUSTER}://HOST:PORT")
-    kind: Any
-    kind, plain = (RedisCluster, f"redis://{rest}") if scheme == CLUSTER else (Redis, url)
-    options = {"socket_timeout": patience, "socket_connect_timeout": patience}
-    try:
-        parse_url(plain)
-    except ValueError as error:
-        raise ConfigError(f"directory {url!r}: {error}") from None
-    return lambda: kind.from_url(plain, retry=Retry(NoBackoff(), 0), **options)

@@ -18,9 +18,10 @@ from ..tiers.peer import PeerTier
 from . import messages as m
 from .asking import Asking
 from .directory import Directory
+from .handler import Times
 from .lending import Lending
 from .link import Link
-from .meeting import Meeting, Times
+from .meeting import Meeting
 from .others import Other
 from .room import Room
 from .trust import Trust
@@ -156,7 +157,7 @@ class Peers:
             case m.Ask():
                 self.lending.ask(link, message)
             case m.Take():
-                self.tier.taken(link, message)
+                self.tier.pushing.taken(link, message)
             case m.Doubt():
                 self.lending.doubt(link.value, message)
             case m.Cancel():
@@ -216,7 +217,7 @@ class Peers:
             "directory": self._options.directory.status(),
             "looks": dict(self.asking.looks),
             "fetched": dict(self.asking.counts),
-            "pushes": dict(self.tier.counts),
+            "pushes": dict(self.tier.pushing.counts),
             "lent": {
                 **self.lending.counts,
                 "bytes": self.lending.room.used,

@@ -8,12 +8,11 @@ anybody reads it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -31,18 +30,15 @@ from ..policy import LoadPolicy
 from ..sequence import Sequence
 from ..transfers import Match
 from .promotion import Promotions
+from .push import Pushing
 
 if TYPE_CHECKING:
-    from ..peers.asking import Offer, Wanted
-    from ..peers.link import Link
     from ..peers.service import Peers
+    from ..peers.wanted import Offer, Wanted
 
 logger = logging.getLogger("kvarter.peers")
 _TELL_SECONDS = 0.5  # from a store to what it adds to what others are told
 _KEEP_SECONDS = 2.0  # that what others offer stays true, as long as they live
-_PUSH_SECONDS = 5.0  # that blocks may take to be stored, and a node to be reached
-_TAKE_SECONDS = 30.0  # and that fetching them may take
-_MOST_TAKEN = 8  # sequences at a time that others told us to fetch
 _MOST_NOTED = 4096  # sequences that wait for that
 
 Key = tuple[int, bytes]
@@ -58,8 +54,7 @@ class PeerTier:
         self._offers: OrderedDict[Key, list[Offer]] = OrderedDict()  # by the boundary that they lead to
         self._up = Promotions(self, index, self._clock, policy)
         self._tickets = itertools.count(1)
-        self._taking = 0
-        self.counts = Counter({"pushed": 0, "taken": 0})
+        self.pushing = Pushing(self, peers, self._clock)
         self._noted: dict[Key, tuple[Space, Sequence, int]] = {}
         self._lock = threading.Lock()
 
@@ -72,7 +67,7 @@ class PeerTier:
             return 0
 
         def ask(answered: Callable[[list[Offer]], None]) -> None:
-            prefix = self._prefix(space, sequence, limit // unit)
+            prefix = self.prefix(space, sequence, limit // unit)
             self._peers.meeting.call(
                 lambda: self._peers.meeting.start(self._look(space, prefix, here, limit, answered))
             )
@@ -111,17 +106,29 @@ class PeerTier:
     ) -> Callable[[], Lease | None]:
         return self._up.fetch(space, match, until, lease)
 
+    def fetch_from(
+        self, space: Space, sequence: Sequence, offer: Offer, until: int
+    ) -> Callable[[], Lease | None]:
+        """Brings everything of that offer into the pool, and says so as `fetch` does."""
+        with self._lock:
+            self._offers[_key(space, sequence, offer.tokens)] = [offer]
+        match = from_peer(space, sequence, offer.tokens)
+        return self._up.fetch(space, match, until, lambda: (_core.Status.Ok, 0))
+
+    def push(self, space: Space, sequence: Sequence, to: str) -> None:
+        self.pushing.push(space, sequence, to)
+
     # --- promotion.Reader
 
     def read(
         self, space: Space, match: Match, ranges: list[Range], slots: npt.NDArray[np.void], deadline: int
     ) -> int:
-        from ..peers.asking import Wanted
+        from ..peers.wanted import Wanted
 
         geometry = space.geometry
         tokens = match.tokens // geometry.unit_tokens * geometry.unit_tokens
         wanted = Wanted(
-            self._prefix(space, match.sequence, tokens // geometry.unit_tokens),
+            self.prefix(space, match.sequence, tokens // geometry.unit_tokens),
             groups_digest(geometry),
             [len(group.shard_bytes) for group in geometry.groups],
             ranges,
@@ -151,62 +158,9 @@ class PeerTier:
         """No slot is touched any more."""
         self._up.give_up()
 
-    def _prefix(self, space: Space, sequence: Sequence, units: int) -> Prefix:
+    def prefix(self, space: Space, sequence: Sequence, units: int) -> Prefix:
         digests = sequence.digests[:units].tobytes()
         return Prefix(self._peers.namespace(space), space.geometry.unit_tokens, digests)
-
-    # --- what is pushed: whoever shall have it is told, and fetches
-
-    def push(self, space: Space, sequence: Sequence, to: str) -> None:
-        """Has the node at HOST:PORT fetch what is stored of it, once all of it is here; a few seconds are waited for
-        that. Whether it did is not said: it will be asked for, or computed."""
-        if sequence.from_start and 0 < sequence.units <= m.MOST_UNITS and not self._peers.closed:
-            prefix, meeting = self._prefix(space, sequence, sequence.units), self._peers.meeting
-            meeting.call(lambda: meeting.start(self._push(space, prefix, to)))
-
-    async def _push(self, space: Space, prefix: Prefix, to: str) -> None:
-        geometry, sequence = space.geometry, sequence_of(space, prefix.digests)
-        until, boundary = time.monotonic() + _PUSH_SECONDS, 0
-        all_of_it = prefix.units * geometry.unit_tokens
-        while boundary + geometry.alignment <= all_of_it and time.monotonic() < until:
-            await asyncio.sleep(0.02)
-            boundary = geometry.boundary(Found(space, sequence, self._peers.log), all_of_it)
-        link: Link | None = None
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PUSH_SECONDS):
-                link = await self._peers.asking.met(to)
-        if link is not None and boundary:
-            link.send(m.Take(prefix.namespace, groups_digest(geometry), prefix.digests, boundary))
-            self.counts["pushed"] += 1
-
-    def taken(self, link: Link, message: m.Take) -> None:
-        """Another node says that this will be asked for. Raises ValueError or LookupError for what is not fetched."""
-        space = self._peers.space(message.namespace)
-        if space is None or groups_digest(space.geometry) != message.groups or len(message.digests) % 32:
-            raise LookupError(f"namespace {message.namespace.hex()[:16]} is not open here with these groups")
-        if self._taking >= _MOST_TAKEN:
-            raise ValueError(f"{_MOST_TAKEN} sequences are being fetched already")
-        self._taking += 1
-        self._peers.meeting.start(self._take(space, link, message))
-
-    async def _take(self, space: Space, link: Link, message: m.Take) -> None:
-        try:
-            prefix = Prefix(message.namespace, space.geometry.unit_tokens, message.digests)
-            sequence = sequence_of(space, message.digests)
-            limit = min(message.tokens, sequence.units * space.geometry.unit_tokens)
-            offer = await self._peers.asking.look_at(link, prefix, message.groups, limit)
-            if offer is None or offer.tokens <= space.geometry.boundary(Found(space, sequence), limit):
-                return
-            with self._lock:
-                self._offers[_key(space, sequence, offer.tokens)] = [offer]
-            until = self._clock.now() + int(_TAKE_SECONDS * 1e9)
-            match = from_peer(space, sequence, offer.tokens)
-            attempt = self._up.fetch(space, match, until, lambda: (_core.Status.Ok, 0))
-            while attempt() is None:
-                await asyncio.sleep(0.005)
-            self.counts["taken"] += 1
-        finally:
-            self._taking -= 1
 
     # --- what others are told
 
@@ -233,7 +187,7 @@ class PeerTier:
                 all_of_it = sequence.units * geometry.unit_tokens
                 boundary = geometry.boundary(Found(space, sequence, self._peers.log), all_of_it)
                 if boundary:
-                    prefix = self._prefix(space, sequence, sequence.units)
+                    prefix = self.prefix(space, sequence, sequence.units)
                     self._peers.directory.have(prefix, boundary // geometry.unit_tokens)
                 if (
                     boundary + geometry.alignment <= all_of_it and tries < 3
