@@ -58,6 +58,15 @@ def test_engines_of_two_models_beside_each_other_serve_each_its_own(demo: Any) -
     assert (gptoss["groups"], gptoss["external_hit_tokens"]) == (2, 4 * 480)  # in blocks of 32
 
 
+@pytest.mark.parametrize("how", ["--served", "--peers"])
+def test_an_engine_is_killed_and_another_at_its_node_or_at_another_node_is_served(demo: Any, how: str) -> None:
+    result = demo(*SMALL, how, "--json")
+    assert result.returncode == 0, result.stderr
+    (llama,) = json.loads(result.stdout)["models"]
+    assert llama["identical"] is True
+    assert llama["external_hit_tokens"] == 4 * 384
+
+
 def test_the_demo_fails_when_nothing_is_served(demo: Any) -> None:
     result = demo(*SMALL, KVARTER_DISABLE="1")
     assert result.returncode == 1
