@@ -445,6 +445,23 @@ def test_what_is_pushed_is_there_before_it_is_asked_for(town: Town) -> None:
     town.street.mend(2)
 
 
+def test_what_is_pushed_to_several_nodes_has_a_copy_at_each(town: Town) -> None:
+    there = town.node(2, [1, 3])
+    others = [town.node(1, [2]), town.node(3, [2])]
+    for other in others:
+        other.store.open(other.namespace)
+    town.nodes[2].knows(1, 3)
+    sequence = there.tokens(32, 8)
+    written = there.put(sequence, {0: range(8)})
+    for number in (1, 3):
+        there.store.push(sequence, f"{town.street.address(number)}:{PORT}")
+    for number, other in zip((1, 3), others, strict=True):
+        until(lambda number=number: town.nodes[number].peers()["pushes"]["taken"] == 1, "taken")  # type: ignore[misc]
+        match = other.store.match(other.tokens(32, 8))
+        assert (match.tokens, match.peer_tokens) == (8 * UNIT, 0)
+        assert other.get(match) == written
+
+
 def test_what_is_pushed_to_nobody_or_into_no_namespace_is_forgotten(town: Town) -> None:
     there = town.node(2, [1])
     town.node(1, [2])

@@ -59,7 +59,9 @@ def test_engines_of_two_models_beside_each_other_serve_each_its_own(demo: Any) -
 
 
 @pytest.mark.parametrize("how", ["--served", "--peers"])
-def test_an_engine_is_killed_and_another_at_its_node_or_at_another_node_is_served(demo: Any, how: str) -> None:
+def test_an_engine_is_killed_and_another_at_its_node_or_at_another_node_is_served(
+    demo: Any, how: str
+) -> None:
     result = demo(*SMALL, how, "--json")
     assert result.returncode == 0, result.stderr
     (llama,) = json.loads(result.stdout)["models"]

@@ -130,7 +130,7 @@ def test_what_one_engine_prefills_is_pushed_to_the_host_of_another(
     decodes = another("llama", _at(kvarter_config, nodes[3]))
     decodes.ask(other, 2)  # so that its namespace is open there
     llm = start("llama", kv=_at(kvarter_config, nodes[1]), **settings_of("llama"))
-    extra = {"kv_transfer_params": {"kvarter": {"push": f"{Street.address(3)}:{PORT}"}}}
+    extra = {"kv_transfer_params": {"kvarter": {"push": [f"{Street.address(3)}:{PORT}"]}}}
     sampling = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, extra_args=extra)
     llm.generate([{"prompt_token_ids": prompt} for prompt in asked], sampling, use_tqdm=False)
     engine.settle(llm)

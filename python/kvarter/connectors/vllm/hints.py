@@ -5,7 +5,7 @@ ends            true: nothing follows
 returns_within  seconds in which the next request of the session comes
 priority        above 0 counts for more than others, below for less; default what the request's `priority` says
 ttl             seconds for which its blocks are pinned once it has finished
-push            HOST:PORT of another host's node: it fetches the blocks once the request has finished
+push            HOST:PORT of another host's node, or a list of them: they fetch the blocks once the request ended
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class _Said(msgspec.Struct, forbid_unknown_fields=True):
     returns_within: float | None = None
     priority: int = 0
     ttl: float | None = None
-    push: str | None = None
+    push: str | list[str] = []
 
 
 class Hints(NamedTuple):
@@ -34,7 +34,7 @@ class Hints(NamedTuple):
     session: str | None
     wishes: dict[str, Any]
     ttl: float | None
-    push: str | None = None
+    push: tuple[str, ...] = ()
 
 
 def hints_of(request: Request) -> Hints:
@@ -50,4 +50,5 @@ def hints_of(request: Request) -> Hints:
     wishes = {"ends": said.ends, "returns_within": said.returns_within, "priority": priority}
     if session is None or wishes == {"ends": False, "returns_within": None, "priority": 0}:
         wishes = {}
-    return Hints(session, wishes, said.ttl, said.push)
+    push = (said.push,) if isinstance(said.push, str) else tuple(said.push)
+    return Hints(session, wishes, said.ttl, push)

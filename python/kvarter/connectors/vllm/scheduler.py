@@ -295,8 +295,9 @@ class SchedulerSide:
             self._events.ended(request, state.sequence)
         if state.hints.ttl and state.sequence is not None:
             self.store.pin(state.sequence, state.hints.ttl)
-        if state.hints.push and state.sequence is not None:
-            self.store.push(state.sequence, state.hints.push)
+        if state.sequence is not None:
+            for node in state.hints.push:
+                self.store.push(state.sequence, node)
 
     def has_pending_work(self) -> bool:
         """Whether the engine must go on stepping so that copies are submitted and reported."""
