@@ -15,6 +15,9 @@ _RETRY_SECONDS = 0.02
 _PATIENCE = 30.0  # an engine takes a while from its workers to its scheduler
 
 
+def _nothing(_: Attachment) -> None: ...
+
+
 class KeptAttachment:
     """One rank's attachment, on a thread of its own: to the node that there is, as the session that its engine has.
 
@@ -28,7 +31,7 @@ class KeptAttachment:
         rank: int,
         engine: _core.CopyEngine,
         logger: logging.Logger,
-        came: Callable[[Attachment], None] = lambda _: None,
+        came: Callable[[Attachment], None] = _nothing,
     ) -> None:
         self._invitation, self._rank, self._engine = invitation, rank, engine
         self._logger, self._came = logger, came
@@ -64,3 +67,4 @@ class KeptAttachment:
         for attachment in (self.now, self._former):
             if attachment is not None:
                 attachment.close()
+        self._came = _nothing  # whose it is may hold this, and is not to live for it
