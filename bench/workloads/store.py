@@ -96,8 +96,9 @@ class Cache:
         return seconds
 
     def get(self, _: int) -> float:
-        """Of a put half a pool ago, to the engine's other half, where the bytes are checked."""
-        which = len(self.puts) - self.kept
+        """Of a put a quarter of a pool ago, to the engine's other half, where the bytes are checked. What was put half
+        a pool ago and not read since is as old as what was read then: it may go first."""
+        which = len(self.puts) - self.kept // 2
         targets = self.blocks + self.batch
         if self.run.check:
             for block in targets:
