@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
+
 from kvarter import _core
 
 MiB = 1 << 20
@@ -113,16 +115,16 @@ class Pool:
             os.close(fd)
 
 
-@contextlib.contextmanager
-def handed_out() -> Iterator[Pool]:
+@pytest.fixture(name="pool")
+def pool_fixture() -> Iterator[Pool]:
     with tempfile.TemporaryDirectory() as directory:
         pool = Pool(f"{directory}/node/socket")
         yield pool
         pool.close()
 
 
-@contextlib.contextmanager
-def spawner() -> Iterator[Callable[[], Mapper]]:
+@pytest.fixture(name="spawn")
+def spawn_fixture() -> Iterator[Callable[[], Mapper]]:
     """Makes processes; those that are left at the end are killed."""
     mappers: list[Mapper] = []
 

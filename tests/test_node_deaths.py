@@ -2,36 +2,24 @@
 
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from attach_words import (
+from attach_words import (  # noqa: F401  fixtures
     LAYOUT,
     Mapper,
     Pool,
     connect,
-    handed_out,
-    spawner,
+    pool_fixture,
+    spawn_fixture,
     until,
 )
 from kvarter import _core
 
 # Forking beside the node's threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-
-
-@pytest.fixture
-def pool() -> Iterator[Pool]:
-    with handed_out() as pool:
-        yield pool
-
-
-@pytest.fixture
-def spawn() -> Iterator[Callable[[], Mapper]]:
-    with spawner() as spawn:
-        yield spawn
 
 
 def test_a_killed_mapper_is_dead_although_a_forked_child_keeps_its_socket_open(

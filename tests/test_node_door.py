@@ -8,14 +8,14 @@ import socket
 import stat
 import struct
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from attach_words import (
+from attach_words import (  # noqa: F401  fixtures
     LAYOUT,
     MAGIC,
     PROTOCOL,
@@ -23,28 +23,16 @@ from attach_words import (
     Pool,
     connect,
     granted,
-    handed_out,
     hello,
+    pool_fixture,
     refusal,
-    spawner,
+    spawn_fixture,
     until,
 )
 from kvarter import _core
 
 # Forking beside the node's threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-
-
-@pytest.fixture
-def pool() -> Iterator[Pool]:
-    with handed_out() as pool:
-        yield pool
-
-
-@pytest.fixture
-def spawn() -> Iterator[Callable[[], Mapper]]:
-    with spawner() as spawn:
-        yield spawn
 
 
 def test_refusals_name_what_was_found_and_what_was_expected(pool: Pool) -> None:

@@ -2,39 +2,27 @@
 
 import mmap
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from attach_words import (
+from attach_words import (  # noqa: F401  fixtures
     LAYOUT,
     Mapper,
     MiB,
     Pool,
     connect,
     granted,
-    handed_out,
-    spawner,
+    pool_fixture,
+    spawn_fixture,
     until,
 )
 from kvarter import _core
 
 # Forking beside the node's threads is what some of these tests are about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-
-
-@pytest.fixture
-def pool() -> Iterator[Pool]:
-    with handed_out() as pool:
-        yield pool
-
-
-@pytest.fixture
-def spawn() -> Iterator[Callable[[], Mapper]]:
-    with spawner() as spawn:
-        yield spawn
 
 
 def test_a_mapper_in_another_process_sees_and_writes_the_same_bytes(

@@ -54,6 +54,20 @@ def weights_fingerprint(path: str | os.PathLike[str]) -> bytes:
     return _digest_of(root, found, sampled=("",))
 
 
+def weights_path(model: str, revision: str | None) -> Path:
+    """Where an engine's weights are: the model's directory or file, or its snapshot in the local hub cache. Raises
+    `FingerprintError` where they are in neither."""
+    path = Path(model)
+    if path.exists():
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(model, revision=revision, local_files_only=True))
+    except Exception as error:
+        raise FingerprintError(f"the weights of {model!r} are in no local directory: {error}") from None
+
+
 def content_digest(path: str | os.PathLike[str]) -> bytes:
     """32 bytes over all bytes of a file, or of all files (but hidden ones) in a directory and their names.
 

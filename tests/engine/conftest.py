@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from engine_node_words import AskedEngine
+from engine_words import settings_of
 from kvarter.demo import engine, models
 from router import Router
 
@@ -175,3 +177,17 @@ def events(tmp_path: Path) -> Iterator[tuple[Router, dict[str, Any]]]:
     router = Router(endpoint)
     yield router, {"enable_kv_cache_events": True, "publisher": "zmq", "endpoint": endpoint}
     router.close()
+
+
+@pytest.fixture
+def another(model: Any) -> Iterator[Callable[..., AskedEngine]]:
+    """``another("llama", kv)``: an engine in a process of its own; all end with the test."""
+    engines: list[AskedEngine] = []
+
+    def make(name: str, kv: Any) -> AskedEngine:
+        engines.append(AskedEngine(model(name), kv, settings_of(name)))
+        return engines[-1]
+
+    yield make
+    for each in engines:
+        each.close()

@@ -3,13 +3,13 @@
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from engine_node_words import AskedEngine, ServedNode
+from engine_node_words import ServedNode
 from engine_words import expected_of, settings_of
 from kvarter.demo import engine
 from served_words import until
@@ -20,19 +20,6 @@ def node(tmp_path: Path) -> Iterator[ServedNode]:
     running = ServedNode(tmp_path, "--dram", "64MiB")
     yield running
     running.close()
-
-
-@pytest.fixture
-def another(model: Any) -> Iterator[Callable[..., AskedEngine]]:
-    engines: list[AskedEngine] = []
-
-    def make(name: str, kv: Any) -> AskedEngine:
-        engines.append(AskedEngine(model(name), kv, settings_of(name)))
-        return engines[-1]
-
-    yield make
-    for each in engines:
-        each.close()
 
 
 @pytest.mark.parametrize("name", ["llama", "gptoss", "qwen3next"])

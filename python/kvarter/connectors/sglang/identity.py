@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence as Seq
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...config import Config
 from ...errors import ConfigError, FingerprintError
-from ...fingerprint import FingerprintJob, weights_fingerprint
+from ...fingerprint import FingerprintJob, weights_fingerprint, weights_path
 from ...geometry import CacheGroup, Full, Window
 from ...keys import EPOCH_BYTES, Namespace
 from ...sequence import Sequence
@@ -48,7 +47,10 @@ class Identity:
             if server.load_format == "dummy":
                 self._weights = os.urandom(16)  # nothing tells two sets of random weights apart
             else:
-                self._job = FingerprintJob(server.model_path, lambda _: weights_fingerprint(_path(server)))
+                self._job = FingerprintJob(
+                    server.model_path,
+                    lambda _: weights_fingerprint(weights_path(server.model_path, server.revision)),
+                )
         self._version, self._replaced = _weight_version(), False
         self._known: dict[tuple[str, str, bool], Namespace] = {}
 
@@ -107,20 +109,6 @@ class Identity:
             epoch=hashlib.sha256(self._version.encode()).digest()[:EPOCH_BYTES] if self._replaced else b"",
             scheme=SCHEME,
         )
-
-
-def _path(server: Any) -> Path:
-    path = Path(server.model_path)
-    if path.exists():
-        return path
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(server.model_path, revision=server.revision, local_files_only=True))
-    except Exception as error:
-        raise FingerprintError(
-            f"the weights of {server.model_path!r} are in no local directory: {error}"
-        ) from None
 
 
 def _release() -> str:

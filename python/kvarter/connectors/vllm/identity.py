@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vllm.platforms import current_platform
 from vllm.version import __version__ as vllm_version
 
-from ...errors import FingerprintError
-from ...fingerprint import FingerprintJob, content_digest, weights_fingerprint
+from ...fingerprint import FingerprintJob, content_digest, weights_fingerprint, weights_path
 from ...keys import Extra, Namespace, embedding_extra, multimodal_extras, salt_extra
 from .layout import Groups, describe
 
@@ -20,20 +18,6 @@ if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.request import Request
-
-
-def weights_path(vllm_config: VllmConfig) -> Path:
-    """Where the weights are: the model's directory, or its snapshot in the local hub cache."""
-    model = vllm_config.model_config
-    path = Path(model.model)
-    if path.exists():
-        return path
-    from huggingface_hub import snapshot_download
-
-    try:
-        return Path(snapshot_download(model.model, revision=model.revision, local_files_only=True))
-    except Exception as error:
-        raise FingerprintError(f"the weights of {model.model!r} are in no local directory: {error}") from None
 
 
 class Identity:
@@ -49,7 +33,10 @@ class Identity:
             self._weights = os.urandom(16)  # nothing tells two sets of random weights apart
         elif weights_id is None:
             self._job = FingerprintJob(
-                vllm_config.model_config.model, lambda _: weights_fingerprint(weights_path(vllm_config))
+                vllm_config.model_config.model,
+                lambda _: weights_fingerprint(
+                    weights_path(vllm_config.model_config.model, vllm_config.model_config.revision)
+                ),
             )
         self._base: Namespace | None = None
         self._adapters: dict[tuple[str, str], FingerprintJob] = {}
