@@ -15,7 +15,9 @@ Endpoint::Endpoint(Worker& worker, std::span<const std::byte> address, Failed fa
   params.err_mode = UCP_ERR_HANDLING_MODE_PEER;  // else what is under way to a dead peer never ends
   params.err_handler.arg = this;
   params.err_handler.cb = [](void* self, ucp_ep_h, ucs_status_t status) {
-    static_cast<Endpoint*>(self)->failed_(status);
+    auto& endpoint = *static_cast<Endpoint*>(self);
+    endpoint.failure_ = true;
+    endpoint.failed_(status);
   };
   require_ok(ucp_ep_create(worker.get(), &params, &endpoint_), "connect");
 }
@@ -48,10 +50,10 @@ ucs_status_t Endpoint::post(unsigned id, std::span<const std::byte> header,
   return UCS_PTR_IS_PTR(request) ? UCS_INPROGRESS : UCS_PTR_STATUS(request);
 }
 
-void Endpoint::close() noexcept {
+void Endpoint::close(bool at_once) noexcept {
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = UCP_EP_CLOSE_FLAG_FORCE;
+  param.flags = at_once ? UCP_EP_CLOSE_FLAG_FORCE : 0;
   closing_ = ucp_ep_close_nbx(endpoint_, &param);
 }
 

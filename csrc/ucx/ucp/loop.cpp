@@ -17,7 +17,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kSleepMilliseconds = 1000;  // no wake-up of UCX's is known to be lost; one that is costs this
-constexpr std::chrono::seconds kCloseGuard{5};
+constexpr std::chrono::seconds kCloseGuard{1};  // what is stuck in a connection ends with the worker
 
 static_assert(sizeof(iovec) == sizeof(ucp_dt_iov_t) &&
               offsetof(iovec, iov_base) == offsetof(ucp_dt_iov_t, buffer) &&
@@ -171,7 +171,7 @@ void Loop::end_some() {
         counters_.add(Count::kLost);
         events_.push(Lost{peer, connection.why});
       }
-      connection.endpoint.close();
+      connection.endpoint.close(stopping_ || connection.endpoint.failed() || sender_.idle(peer));
     }
     if (!connection.endpoint.closed() || !sender_.idle(peer)) return false;
     sender_.remove(peer);
