@@ -11,6 +11,7 @@ import mmap
 import os
 import resource
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -176,7 +177,10 @@ class Ours:
 
 
 class Pair:
-    """Two programs that say where they are, are told where the other is, and do a round for each line."""
+    """Two programs that say where they are, are told where the other is, and do a round for each line.
+
+    Between rounds they stand still, so that threads which never sleep take no CPU from whose turn it is.
+    """
 
     def __init__(
         self, own: Sequence[str], ask: Sequence[str], quiet: bool = False, **environment: str
@@ -188,10 +192,16 @@ class Pair:
         self.round(0)
 
     def round(self, number: int) -> Took:
+        self._signal(signal.SIGCONT)
         for side in self.sides:
             tell(side, "go")
         (_, owner), (seconds, asker) = (map(float, lines(side).lstrip("@").split()) for side in self.sides)
+        self._signal(signal.SIGSTOP)
         return Took(seconds, owner + asker)
+
+    def _signal(self, number: int) -> None:
+        for side in self.sides:
+            side.send_signal(number)
 
     def close(self) -> None:
         for side in self.sides:
