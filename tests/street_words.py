@@ -103,6 +103,7 @@ def peer_settings(street: Street, number: int, others: Seq[int], home: Path, **m
         "directory_seconds": SECONDS / 8,
         "patience": SECONDS,
         "measure": False,
+        "copies": 1,  # as many as a test makes itself
         **more,
     }
 

@@ -145,7 +145,7 @@ class Store(BaseStore):
         looked: Looked = NOTHING,
     ) -> bool:
         if self._tier is not None:
-            self._tier.noted(space, sequence, 0, boundary)
+            self._tier.used(space, sequence, boundary)
         return self._wishes.asked(space, sequence, boundary, request, session)
 
     def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:

@@ -85,6 +85,14 @@ class Asking:
         self.looks["answered"] += 1
         return Offer(link, number, min(have.tokens, limit))
 
+    async def offer(self, link: Link, prefix: Prefix, groups: bytes, tokens: int) -> bool:
+        """Whether the other end, which is offered a copy, has it afterwards."""
+        number = next(self._numbers)
+        have = await self._answer(
+            link, number, m.Take(prefix.namespace, groups, prefix.digests, tokens, number)
+        )
+        return isinstance(have, m.Have) and have.tokens >= tokens
+
     async def met(self, address: str) -> Link | None:
         """The link to somebody. Who is named for the first time is waited for; who was tried before is not."""
         tried = self._meeting.dialing.seeks(address)

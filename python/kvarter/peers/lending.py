@@ -48,10 +48,11 @@ class Lending:
         wire: _ucx.Engine,
         payload: npt.NDArray[np.uint8],
         most: int,
+        used: Callable[[Space, Sequence, int], None],
     ) -> None:
-        """payload: the pool's arena."""
+        """payload: the pool's arena. used: hears how many tokens of a sequence were found for somebody."""
         self._store, self._meeting, self._wire, self.most = store, meeting, wire, most
-        self._payload = payload
+        self._payload, self._used = payload, used
         self._clock = _core.SteadyClock()
         self.room, self.peak = Room(most), 0
         self.counts = Counter({"asked": 0, "sent": 0, "absent": 0, "refused": 0, "broken_off": 0})
@@ -70,7 +71,9 @@ class Lending:
         disk = self._store.disk
         found = Found(space, sequence, disk.log if disk is not None else None)
         limit = min(message.limit, sequence.units * geometry.unit_tokens)
-        return m.Have(message.number, int(geometry.boundary(found, limit)))
+        tokens = int(geometry.boundary(found, limit))
+        self._used(space, sequence, tokens)
+        return m.Have(message.number, tokens)
 
     # --- lending
 

@@ -123,12 +123,14 @@ class Doubt(Message, frozen=True):
 
 
 class Take(Message, frozen=True):
-    """You will be asked for this sequence: fetch from here what you do not have of it, up to so many tokens."""
+    """You will be asked for this sequence: fetch from here what you do not have of it, up to so many tokens. With a
+    number: it is only hot, and worth a copy where there is room; answered by what you Have then."""
 
     namespace: Digest
     groups: Digest
     digests: Annotated[bytes, Meta(max_length=32 * MOST_UNITS)]
     tokens: Count
+    number: Count = 0
 
 
 class Cancel(Message, frozen=True):

@@ -39,7 +39,7 @@ class PeerOptions:
     """listen: HOST, PORT of the control connection, and where this node dials from. device: the interface that payload
     may use. transports: as UCX names them. ports: (lowest, highest) that UCX may listen at. look_seconds: what a
     request waits for others' answers. in_flight: bytes asked of one peer at a time. lend_share: of the pool, that may
-    be leased for others.
+    be leased for others. copies: nodes that are to have what is used often; 1: none are made.
     """
 
     listen: tuple[str, int]
@@ -51,6 +51,7 @@ class PeerOptions:
     look_seconds: float = 0.1
     in_flight: int = 128 << 20
     lend_share: float = 0.25
+    copies: int = 2
     policy: LoadPolicy = field(default_factory=Measured)
     times: Times = field(default_factory=Times)
 
@@ -87,8 +88,9 @@ class Peers:
         self._others: dict[int, Link] = {}  # by number at the engine
         self.meeting = Meeting(options.listen, options.trust, self, options.times)
         self.asking = Asking(self.meeting, self.wire, options.directory, options.look_seconds)
-        self.lending = Lending(store, self.meeting, self.wire, self._mapping.payload(0), most)
-        self.tier = PeerTier(self, store.index, options.policy)
+        self.tier = PeerTier(self, store.index, options.policy, options.copies)
+        used = self.tier.spreading.used
+        self.lending = Lending(store, self.meeting, self.wire, self._mapping.payload(0), most, used)
         try:
             self.meeting.open()
         except ConfigError:
@@ -110,6 +112,10 @@ class Peers:
     @property
     def look_seconds(self) -> float:
         return self._options.look_seconds
+
+    @property
+    def pool_bytes(self) -> int:
+        return self._store.pool.bytes
 
     @property
     def log(self) -> Log | None:
@@ -218,6 +224,8 @@ class Peers:
             "looks": dict(self.asking.looks),
             "fetched": dict(self.asking.counts),
             "pushes": dict(self.tier.pushing.counts),
+            "spread": dict(self.tier.spreading.counts),
+            "copies": dict(self.tier.copies.counts),
             "lent": {
                 **self.lending.counts,
                 "bytes": self.lending.room.used,
