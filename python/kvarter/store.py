@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -20,6 +22,8 @@ from .wishes import Wishes
 
 if TYPE_CHECKING:
     from .tiers.peer import PeerTier
+
+_MOST_FORGOTTEN = 1024  # namespaces that end when they are opened
 
 DEFAULT_BLOCK_BYTES = 16 << 10  # slot records are made for blocks of at least this size on average
 
@@ -82,6 +86,8 @@ class Store(BaseStore):
         self._wishes = Wishes(self._placement, self._seconds)
         self._ticks_elsewhere = False
         self._tier: PeerTier | None = None
+        self._forgotten: OrderedDict[bytes, None] = OrderedDict()
+        self._opening = threading.Lock()
 
     # --- namespaces
 
@@ -95,35 +101,55 @@ class Store(BaseStore):
 
     def open_space(self, digest: bytes, geometry: Geometry, *, lasting: bool) -> Space:
         """A namespace by its digest alone, for who asks on behalf of another process. lasting: may lie on disk."""
-        space = self._spaces.get(digest)
-        if space is None:
-            above = self.index.open_namespace(digest, geometry.shapes())
-            if self.disk is not None and lasting:
-                space = self.disk.open(digest, above, geometry)
-            else:
-                space = Space(above, None, geometry, self.index)
-            self._spaces[digest] = space
-            self._placement.opened(space.above, geometry)
+        with self._opening:
+            space = self._spaces.get(digest)
+            if space is None:
+                space = self._opened(digest, geometry, lasting)
+                if digest in self._forgotten:  # what is on disk of it is of before that
+                    del self._forgotten[digest]
+                    self._end(space)
+                    space = self._opened(digest, geometry, lasting)
+                self._spaces[digest] = space
+                self._placement.opened(space.above, geometry)
         return space
+
+    def _opened(self, digest: bytes, geometry: Geometry, lasting: bool) -> Space:
+        above = self.index.open_namespace(digest, geometry.shapes())
+        if self.disk is not None and lasting:
+            return self.disk.open(digest, above, geometry)
+        return Space(above, None, geometry, self.index)
 
     def spaces(self) -> dict[bytes, Space]:
         """Open namespaces by digest."""
         return dict(self._spaces)
 
-    def invalidate(self, namespace: Namespace) -> None:
-        if self.disk is not None:
-            self._space(namespace)  # what an earlier process left on disk is of it, too
-        self.invalidate_space(namespace.digest())
+    def invalidate(self, namespace: Namespace, *, everywhere: bool = True) -> None:
+        if self.disk is not None or (everywhere and self._tier is not None):
+            self._space(namespace)  # what an earlier process left on disk is of it, too, and what others have
+        self.invalidate_space(namespace.digest(), everywhere=everywhere)
 
-    def invalidate_space(self, digest: bytes) -> bool:
+    def invalidate_space(self, digest: bytes, *, everywhere: bool) -> bool:
         """As `invalidate`, of a namespace that is open; False when it is not."""
+        if everywhere and self._tier is not None and digest in self._spaces:
+            self._tier.cleared(digest)  # others are told before anybody here can ask them again
         space = self._spaces.pop(digest, None)
         if space is None:
             return False
+        self._end(space)
+        return True
+
+    def forget_space(self, digest: bytes) -> None:
+        """Ends a namespace here, as somebody elsewhere did: at once, or when it is opened, with what the disk has."""
+        with self._opening:
+            if not self.invalidate_space(digest, everywhere=False):
+                self._forgotten[digest] = None
+                if len(self._forgotten) > _MOST_FORGOTTEN:
+                    self._forgotten.popitem(last=False)
+
+    def _end(self, space: Space) -> None:
         self.index.invalidate(space.above)
         if self.disk is not None:
             self.disk.invalidate(space)
-        return True
 
     # --- wishes
 

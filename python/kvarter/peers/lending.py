@@ -77,10 +77,17 @@ class Lending:
 
     # --- lending
 
+    def _looked(self, other: Other, number: int) -> tuple[Space, Sequence]:
+        """What was looked for, unless its namespace ended: its number may be another one's by now."""
+        space, sequence = other.look(number)
+        if not any(known is space for known in self._store.spaces().values()):
+            raise LookupError(f"the namespace of look {number} is not open here any more")
+        return space, sequence
+
     def ask(self, link: Link, message: m.Ask) -> None:
         """Raises ValueError or LookupError for what will not be sent."""
         other: Other = link.value
-        space, sequence = other.look(message.look)
+        space, sequence = self._looked(other, message.look)
         slots, nbytes = checked(space, sequence, message.ranges)
         if message.number in other.loans:
             raise ValueError(f"request {message.number} is open")
@@ -169,7 +176,7 @@ class Lending:
     def doubt(self, other: Other, message: m.Doubt) -> None:
         """Blocks that did not pass the other end's check: those that do not pass ours either go, with what leans on
         them."""
-        space, sequence = other.look(message.look)
+        space, sequence = self._looked(other, message.look)
         checked(space, sequence, message.ranges)
         deadline = self._clock.now() + int(_SLACK_SECONDS * 1e9)
         drop_corrupt(space, sequence, message.ranges, self._payload, deadline)

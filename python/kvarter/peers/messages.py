@@ -133,6 +133,14 @@ class Take(Message, frozen=True):
     number: Count = 0
 
 
+class Clear(Message, frozen=True):
+    """What was stored of this namespace before `since`, which is in nanoseconds of Unix time or later than that, is
+    invalid everywhere. What the other end sends after this is of after that."""
+
+    namespace: Digest
+    since: Count
+
+
 class Cancel(Message, frozen=True):
     """Nobody waits for that Ask any more."""
 
@@ -140,7 +148,7 @@ class Cancel(Message, frozen=True):
 
 
 Meeting = Knock | Challenge | Proof | Hello | Welcome | Refused
-Talk = Ping | Pong | Look | Have | Ask | Take | Cancel | Doubt | Refused
+Talk = Ping | Pong | Look | Have | Ask | Take | Clear | Cancel | Doubt | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 meeting = msgspec.msgpack.Decoder(Meeting)

@@ -17,6 +17,7 @@ from ..policy import LoadPolicy, Measured
 from ..tiers.peer import PeerTier
 from . import messages as m
 from .asking import Asking
+from .clearing import Clearing
 from .directory import Directory
 from .handler import Times
 from .lending import Lending
@@ -89,6 +90,7 @@ class Peers:
         self.meeting = Meeting(options.listen, options.trust, self, options.times)
         self.asking = Asking(self.meeting, self.wire, options.directory, options.look_seconds)
         self.tier = PeerTier(self, store.index, options.policy, options.copies)
+        self.clearing = Clearing(self.meeting, store.forget_space)
         used = self.tier.spreading.used
         self.lending = Lending(store, self.meeting, self.wire, self._mapping.payload(0), most, used)
         try:
@@ -155,6 +157,7 @@ class Peers:
             raise ValueError(f"UCX does not reach it: {error}") from None
         link.value = Other(number, Room(min(self._options.in_flight, link.hello.most)))
         self._others[number] = link
+        self.clearing.met(link)
 
     def said(self, link: Link, message: m.Talk) -> None:
         match message:
@@ -164,6 +167,8 @@ class Peers:
                 self.lending.ask(link, message)
             case m.Take():
                 self.tier.pushing.taken(link, message)
+            case m.Clear():
+                self.clearing.heard(message)
             case m.Doubt():
                 self.lending.doubt(link.value, message)
             case m.Cancel():
@@ -226,6 +231,7 @@ class Peers:
             "pushes": dict(self.tier.pushing.counts),
             "spread": dict(self.tier.spreading.counts),
             "copies": dict(self.tier.copies.counts),
+            "cleared": dict(self.clearing.counts),
             "lent": {
                 **self.lending.counts,
                 "bytes": self.lending.room.used,

@@ -123,6 +123,10 @@ class PeerTier:
     def push(self, space: Space, sequence: Sequence, to: str) -> None:
         self.pushing.push(space, sequence, to)
 
+    def cleared(self, namespace: bytes) -> None:
+        """What others have of it is invalid, too."""
+        self._peers.clearing.clear(namespace)
+
     # --- promotion.Reader
 
     def read(
