@@ -34,7 +34,8 @@ class Store(BaseStore):
     dram: bytes of payload memory. max_blocks: slot records, one for each shard of a block (default: one for every
     16 KiB of the pool). hold_seconds: how long a match stays true without being loaded. headroom: share of the pool
     that is kept free in the background, so that a put finds room at once. disk: a log below the pool, which the store
-    closes. policy: the placement policy's name (`kvarter.policy.POLICIES`). clock: where time comes from.
+    closes. policy: the placement policy's name (`kvarter.policy.POLICIES`). arena_bytes: of each memory file at most
+    (default: one for each NUMA node). clock: where time comes from.
     adopt: descriptors of the arenas and of the records of a store whose process is gone: taken over, with what is in
     them, in the place of `dram` and `max_blocks`.
 
@@ -55,6 +56,7 @@ class Store(BaseStore):
         clock: _core.Clock | None = None,
         populate: bool = True,
         policy: str = DEFAULT,
+        arena_bytes: int | None = None,
         adopt: tuple[list[int], int] | None = None,
     ) -> None:
         kind = named(policy)
@@ -72,7 +74,7 @@ class Store(BaseStore):
         self.load_policy = load_policy or (AlwaysLoad() if disk is None else Measured())
         self.index: _core.Index
         if adopt is None:
-            self.pool = _core.Pool(dram, dram, populate)
+            self.pool = _core.Pool(dram, arena_bytes or dram, populate)
             self.index = _core.Index(self.pool, self._clock, slots, hold_share, headroom)
         else:
             self.pool = _core.adopt_pool(adopt[0])

@@ -20,6 +20,7 @@ from . import messages as m
 from .directory import Directory, Prefix
 from .link import Link
 from .meeting import Meeting
+from .memory import Memory
 from .others import Other
 from .wanted import MOST_BLOCKS, Offer, Outcome, Wanted, ranges_of
 
@@ -35,10 +36,10 @@ class Asking:
     """`counts`: blocks asked for, by what became of them. queued: bytes of them that have not come."""
 
     def __init__(
-        self, meeting: Meeting, wire: _ucx.Engine, directory: Directory, look_seconds: float
+        self, meeting: Meeting, wire: _ucx.Engine, directory: Directory, look_seconds: float, memory: Memory
     ) -> None:
         self._meeting, self._wire, self._directory = meeting, wire, directory
-        self._look_seconds = look_seconds
+        self._look_seconds, self._memory = look_seconds, memory
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[Link, asyncio.Future[Any]]] = {}
         self.queued = 0
@@ -158,7 +159,7 @@ class Asking:
             async with asyncio.timeout(max(wanted.seconds(), 0)):
                 await other.room.enter(int(lengths.sum()))
                 try:
-                    offsets = wanted.slots["offset"][places].astype(np.int64)
+                    offsets = self._memory.offsets(wanted.slots[places])
                     await self._request(wanted, offer, part, places, offsets, lengths)
                 finally:
                     other.room.leave(int(lengths.sum()))

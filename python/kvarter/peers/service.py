@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__, _core
+from .. import __version__
 from ..errors import ConfigError
 from ..finding import Log, Space
 from ..geometry import groups_digest
@@ -23,6 +23,7 @@ from .handler import Times
 from .lending import Lending
 from .link import Link
 from .meeting import Meeting
+from .memory import Memory
 from .others import Other
 from .room import Room
 from .trust import Trust
@@ -65,20 +66,16 @@ class Peers:
 
     def __init__(self, store: Store, options: PeerOptions) -> None:
         options.trust.check(options.listen[0])
-        arenas = [export for export in store.exports() if export[2] == 0]
-        if len(arenas) != 1:
-            raise ConfigError(f"a pool of {len(arenas)} arenas; peers need one")
         library = load()
         self._store, self._options, self._library = store, options, library
         self._node = os.urandom(16)
-        self._mapping = _core.Mapping(store.exports())
-        base = self._mapping.address(0, 0, arenas[0][1])
+        self._memory = Memory(store.exports())
         most = int(options.lend_share * store.pool.bytes)
         devices = [options.device] if options.device else []
         try:
             self.wire: _ucx.Engine = library.module.Engine(
-                base,
-                arenas[0][1],
+                self._memory.address,
+                self._memory.bytes,
                 devices=devices,
                 transports=options.transports,
                 ports=options.ports,
@@ -88,11 +85,11 @@ class Peers:
             raise ConfigError(f"UCX {'.'.join(map(str, library.version))}: {error}") from None
         self._others: dict[int, Link] = {}  # by number at the engine
         self.meeting = Meeting(options.listen, options.trust, self, options.times)
-        self.asking = Asking(self.meeting, self.wire, options.directory, options.look_seconds)
+        self.asking = Asking(self.meeting, self.wire, options.directory, options.look_seconds, self._memory)
         self.tier = PeerTier(self, store.index, options.policy, options.copies)
         self.clearing = Clearing(self.meeting, store.forget_space)
         used = self.tier.spreading.used
-        self.lending = Lending(store, self.meeting, self.wire, self._mapping.payload(0), most, used)
+        self.lending = Lending(store, self.meeting, self.wire, self._memory, most, used)
         try:
             self.meeting.open()
         except ConfigError:
