@@ -103,6 +103,7 @@ def peer_settings(street: Street, number: int, others: Seq[int], home: Path, **m
         "directory_seconds": SECONDS / 8,
         "patience": SECONDS,
         "measure": False,
+        "copies": 1,  # as many as a test makes itself
         **more,
     }
 
@@ -119,6 +120,7 @@ class PeerNode(ServedNode):
         *,
         dram: int = 8 << 20,
         disk: Any = None,
+        arena_bytes: int | None = None,
         **peers: Any,
     ) -> None:
         self.number, self.street = number, street
@@ -126,6 +128,7 @@ class PeerNode(ServedNode):
         options |= {"disk": disk} if disk is not None else {}
         home = home / str(number)
         home.mkdir(exist_ok=True)
+        options |= {"arena_bytes": arena_bytes} if arena_bytes is not None else {}
         super().__init__(home, dram=dram, within=street.within(number), **options)
 
     def peers(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@
 
 #include "bindings.h"
 #include "kvarter/embedded.h"
+#include "kvarter/window.h"
 #include "log.h"
 
 namespace kvarter::bindings {
@@ -146,6 +147,28 @@ void register_mapping(py::module_& m) {
           "u8[bytes], read-only; empty if the pool came without.");
 }
 
+void register_window(py::module_& m) {
+  py::class_<Window, std::shared_ptr<Window>>(
+      m, "Window", "Payload arenas side by side, as one piece of memory. Immutable; safe from any thread.")
+      .def(py::init([](const std::vector<ExportedTuple>& arenas) {
+             return std::make_shared<Window>(exported_from(arenas));
+           }),
+           py::arg("arenas"),
+           "Maps [(fd, bytes, kind, arena), ...] whole, in this order; the descriptors are only borrowed.\n\n"
+           "ValueError for none, or an arena that is no multiple of 2 MiB.")
+      .def_property_readonly(
+          "address", [](const Window& self) { return reinterpret_cast<std::uintptr_t>(self.bytes().data()); },
+          "Where it begins in this process.")
+      .def_property_readonly(
+          "payload",
+          [](const std::shared_ptr<Window>& self) {
+            return py::array_t<std::uint8_t>(static_cast<py::ssize_t>(self->bytes().size()),
+                                             reinterpret_cast<const std::uint8_t*>(self->bytes().data()),
+                                             py::cast(self));
+          },
+          "All of it, u8[bytes], writable.");
+}
+
 void register_handlers(py::module_& m) {
   py::class_<Listener, std::shared_ptr<Listener>>(m, "Listener", "What a NodeServer reports to; C++ only.");
   py::class_<RecordingListener, Listener, std::shared_ptr<RecordingListener>>(
@@ -272,6 +295,7 @@ void register_node(py::module_& m) {
   const auto& node_error = py::register_exception<NodeError>(m, "NodeError", PyExc_ConnectionError);
   py::register_exception<NodeRefused>(m, "NodeRefused", node_error);
   register_mapping(m);
+  register_window(m);
   register_handlers(m);
   register_embedded(m);
   m.def("default_directory", &default_directory,

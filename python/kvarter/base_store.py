@@ -49,8 +49,12 @@ class BaseStore(ABC):
     def _space(self, namespace: Namespace) -> Space: ...
 
     @abstractmethod
-    def invalidate(self, namespace: Namespace) -> None:
-        """Nothing of it is served or stored any more; its memory comes back in the background."""
+    def invalidate(self, namespace: Namespace, *, everywhere: bool = True) -> None:
+        """Nothing that was stored of it until now is served any more; its memory comes back in the background.
+
+        everywhere: also on other hosts, at once where there is a link, and otherwise before one is of use. False is for
+        who goes on under another name: what others have of this one stays valid, and may come back for who asks.
+        """
 
     # --- finding and loading
 

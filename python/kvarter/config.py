@@ -98,6 +98,9 @@ class Peers(BaseModel):
     directory_seconds: Seconds = Field(0.1, description="What one call at the directory may take")
     in_flight: ByteSize = Field(ByteSize(128 << 20), gt=0, description="Asked of one node at a time")
     lend_share: float = Field(0.25, gt=0, le=1, description="Of the pool, that may be leased for other nodes")
+    copies: int = Field(
+        2, ge=1, le=16, description="Nodes that are to have what is used often; 1: none are made ahead"
+    )
     heartbeat: Seconds = Field(0.2, description="Between signs of life")
     patience: Seconds = Field(0.8, description="Of silence, after which a node is given up")
     measure: bool = Field(True, description="Load only what comes sooner than it is computed")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -21,6 +23,8 @@ from .wishes import Wishes
 if TYPE_CHECKING:
     from .tiers.peer import PeerTier
 
+_MOST_FORGOTTEN = 1024  # namespaces that end when they are opened
+
 DEFAULT_BLOCK_BYTES = 16 << 10  # slot records are made for blocks of at least this size on average
 
 
@@ -30,7 +34,8 @@ class Store(BaseStore):
     dram: bytes of payload memory. max_blocks: slot records, one for each shard of a block (default: one for every
     16 KiB of the pool). hold_seconds: how long a match stays true without being loaded. headroom: share of the pool
     that is kept free in the background, so that a put finds room at once. disk: a log below the pool, which the store
-    closes. policy: the placement policy's name (`kvarter.policy.POLICIES`). clock: where time comes from.
+    closes. policy: the placement policy's name (`kvarter.policy.POLICIES`). arena_bytes: of each memory file at most
+    (default: one for each NUMA node). clock: where time comes from.
     adopt: descriptors of the arenas and of the records of a store whose process is gone: taken over, with what is in
     them, in the place of `dram` and `max_blocks`.
 
@@ -51,6 +56,7 @@ class Store(BaseStore):
         clock: _core.Clock | None = None,
         populate: bool = True,
         policy: str = DEFAULT,
+        arena_bytes: int | None = None,
         adopt: tuple[list[int], int] | None = None,
     ) -> None:
         kind = named(policy)
@@ -68,7 +74,7 @@ class Store(BaseStore):
         self.load_policy = load_policy or (AlwaysLoad() if disk is None else Measured())
         self.index: _core.Index
         if adopt is None:
-            self.pool = _core.Pool(dram, dram, populate)
+            self.pool = _core.Pool(dram, arena_bytes or dram, populate)
             self.index = _core.Index(self.pool, self._clock, slots, hold_share, headroom)
         else:
             self.pool = _core.adopt_pool(adopt[0])
@@ -82,6 +88,8 @@ class Store(BaseStore):
         self._wishes = Wishes(self._placement, self._seconds)
         self._ticks_elsewhere = False
         self._tier: PeerTier | None = None
+        self._forgotten: OrderedDict[bytes, None] = OrderedDict()
+        self._opening = threading.Lock()
 
     # --- namespaces
 
@@ -95,35 +103,55 @@ class Store(BaseStore):
 
     def open_space(self, digest: bytes, geometry: Geometry, *, lasting: bool) -> Space:
         """A namespace by its digest alone, for who asks on behalf of another process. lasting: may lie on disk."""
-        space = self._spaces.get(digest)
-        if space is None:
-            above = self.index.open_namespace(digest, geometry.shapes())
-            if self.disk is not None and lasting:
-                space = self.disk.open(digest, above, geometry)
-            else:
-                space = Space(above, None, geometry, self.index)
-            self._spaces[digest] = space
-            self._placement.opened(space.above, geometry)
+        with self._opening:
+            space = self._spaces.get(digest)
+            if space is None:
+                space = self._opened(digest, geometry, lasting)
+                if digest in self._forgotten:  # what is on disk of it is of before that
+                    del self._forgotten[digest]
+                    self._end(space)
+                    space = self._opened(digest, geometry, lasting)
+                self._spaces[digest] = space
+                self._placement.opened(space.above, geometry)
         return space
+
+    def _opened(self, digest: bytes, geometry: Geometry, lasting: bool) -> Space:
+        above = self.index.open_namespace(digest, geometry.shapes())
+        if self.disk is not None and lasting:
+            return self.disk.open(digest, above, geometry)
+        return Space(above, None, geometry, self.index)
 
     def spaces(self) -> dict[bytes, Space]:
         """Open namespaces by digest."""
         return dict(self._spaces)
 
-    def invalidate(self, namespace: Namespace) -> None:
-        if self.disk is not None:
-            self._space(namespace)  # what an earlier process left on disk is of it, too
-        self.invalidate_space(namespace.digest())
+    def invalidate(self, namespace: Namespace, *, everywhere: bool = True) -> None:
+        if self.disk is not None or (everywhere and self._tier is not None):
+            self._space(namespace)  # what an earlier process left on disk is of it, too, and what others have
+        self.invalidate_space(namespace.digest(), everywhere=everywhere)
 
-    def invalidate_space(self, digest: bytes) -> bool:
+    def invalidate_space(self, digest: bytes, *, everywhere: bool) -> bool:
         """As `invalidate`, of a namespace that is open; False when it is not."""
+        if everywhere and self._tier is not None and digest in self._spaces:
+            self._tier.cleared(digest)  # others are told before anybody here can ask them again
         space = self._spaces.pop(digest, None)
         if space is None:
             return False
+        self._end(space)
+        return True
+
+    def forget_space(self, digest: bytes) -> None:
+        """Ends a namespace here, as somebody elsewhere did: at once, or when it is opened, with what the disk has."""
+        with self._opening:
+            if not self.invalidate_space(digest, everywhere=False):
+                self._forgotten[digest] = None
+                if len(self._forgotten) > _MOST_FORGOTTEN:
+                    self._forgotten.popitem(last=False)
+
+    def _end(self, space: Space) -> None:
         self.index.invalidate(space.above)
         if self.disk is not None:
             self.disk.invalidate(space)
-        return True
 
     # --- wishes
 
@@ -145,7 +173,7 @@ class Store(BaseStore):
         looked: Looked = NOTHING,
     ) -> bool:
         if self._tier is not None:
-            self._tier.noted(space, sequence, 0, boundary)
+            self._tier.used(space, sequence, boundary)
         return self._wishes.asked(space, sequence, boundary, request, session)
 
     def stored(self, space: Space, sequence: Sequence, group: int, run: range) -> None:

@@ -173,6 +173,7 @@ class Share(Message, frozen=True):
 class Invalidate(Message, frozen=True):
     number: int
     space: bytes  # digest; an unambiguous beginning of it will do
+    everywhere: bool = True  # on other hosts, too
 
 
 class Status(Message, frozen=True):

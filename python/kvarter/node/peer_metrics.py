@@ -39,6 +39,15 @@ def peer_metrics(peers: dict[str, Any], prefix: str) -> Iterator[Metric]:
     yield _counter(prefix + "peer_lent_parts", text, "outcome", counted)
     lent = "Bytes leased for other nodes, now"
     yield GaugeMetricFamily(prefix + "peer_lent_bytes", lent, value=peers["lent"]["bytes"])
+    counted = {(name,): peers["spread"][name] for name in ("taken", "refused")}
+    text = "Copies of hot prefixes that were offered to other nodes, by outcome"
+    yield _counter(prefix + "peer_offered_copies", text, "outcome", counted)
+    counted = {(name,): peers["copies"][name] for name in ("copied", "had", "declined")}
+    text = "Copies of hot prefixes that other nodes offered, by outcome"
+    yield _counter(prefix + "peer_taken_copies", text, "outcome", counted)
+    counted = {(name,): peers["cleared"][name] for name in ("here", "elsewhere")}
+    text = "Namespaces that were invalidated on all nodes, by where that began"
+    yield _counter(prefix + "peer_cleared_namespaces", text, "begun", counted)
     wire = peers["ucx"]["counters"]
     counted = {("received",): wire.get("bytes_received", 0), ("sent",): wire.get("bytes_sent", 0)}
     yield _counter(prefix + "peer_bytes", "Payload bytes, by direction", "direction", counted)

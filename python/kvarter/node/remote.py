@@ -67,7 +67,7 @@ class RemoteStore(BaseStore):
         self._closed = threading.Event()
         self._pins: dict[int, tuple[AnyIndex, int]] = {}  # where each is, and until when
         self._gates: dict[bytes, int] = {}  # of namespaces, as they were when opened
-        self._withdrawn: dict[bytes, Namespace] = {}  # invalidated, and no node has confirmed it
+        self._withdrawn: dict[bytes, tuple[Namespace, bool]] = {}  # invalidated, and no node has confirmed it
         self.index: _core.RemoteIndex
         self._attach(timeout)
         self._thread = threading.Thread(target=self._watch, name="kvarter-session", daemon=True)
@@ -104,8 +104,8 @@ class RemoteStore(BaseStore):
             self._matcher = Matcher(self.load_policy, self.disk, 1 << 62, beyond)
             self.incarnation += 1
             withdrawn = list(self._withdrawn.values())
-        for namespace in withdrawn:
-            self._withdraw(control, namespace)
+        for namespace, everywhere in withdrawn:
+            self._withdraw(control, namespace, everywhere)
 
     @property
     def connected(self) -> bool:
@@ -160,16 +160,17 @@ class RemoteStore(BaseStore):
                     self._spaces[digest], self._gates[digest] = space, gate
         return space
 
-    def invalidate(self, namespace: Namespace) -> None:
+    def invalidate(self, namespace: Namespace, *, everywhere: bool = True) -> None:
         """Also while there is no node: the next one is told before anything is asked of it."""
         digest = namespace.digest()
         with self._lock:
             self._spaces.pop(digest, None)
-            self._withdrawn[digest] = namespace
+            everywhere |= self._withdrawn.get(digest, (namespace, False))[1]
+            self._withdrawn[digest] = namespace, everywhere
             control = self._control
-        self._withdraw(control, namespace)
+        self._withdraw(control, namespace, everywhere)
 
-    def _withdraw(self, control: Control, namespace: Namespace) -> None:
+    def _withdraw(self, control: Control, namespace: Namespace, everywhere: bool) -> None:
         digest = namespace.digest()
 
         def answered(answer: m.Answer | None) -> None:
@@ -177,9 +178,9 @@ class RemoteStore(BaseStore):
                 with self._lock:
                     self._withdrawn.pop(digest, None)
 
-        if control.welcome.disk:  # what an earlier node left there is of it, too
+        if control.welcome.disk or (everywhere and control.welcome.peers):  # also of it: what lies there
             control.request(lambda number: _opening(number, namespace), _ignore)
-        control.request(lambda number: m.Invalidate(number, digest), answered)
+        control.request(lambda number: m.Invalidate(number, digest, everywhere), answered)
 
     # --- calls, each a miss while there is no node
 

@@ -175,7 +175,7 @@ class Node:
                 self.store.index.set_share(self._space(message.space).above, message.floor, message.quota)
                 peer.send(m.Done(message.number))
             case m.Invalidate():
-                peer.send(m.Done(message.number, {"namespaces": self._invalidate(message.space)}))
+                peer.send(m.Done(message.number, {"namespaces": self._invalidate(message)}))
             case m.Status():
                 peer.send(m.Done(message.number, self.status()))
             case m.Audit():
@@ -274,11 +274,12 @@ class Node:
         self._later.add(peer, source.fetch(space, match, until, keep), answer, closed)
         self._wake.set()
 
-    def _invalidate(self, digest: bytes) -> int:
+    def _invalidate(self, message: m.Invalidate) -> int:
+        digest = message.space
         matching = [known for known in self.store.spaces() if known.startswith(digest)] if digest else []
         if len(matching) > 1:
             raise ValueError(f"{len(matching)} namespaces begin with {digest.hex()}")
-        return sum(self.store.invalidate_space(known) for known in matching)
+        return sum(self.store.invalidate_space(known, everywhere=message.everywhere) for known in matching)
 
     # --- looking in
 

@@ -20,6 +20,7 @@ from . import messages as m
 from .directory import Directory, Prefix
 from .link import Link
 from .meeting import Meeting
+from .memory import Memory
 from .others import Other
 from .wanted import MOST_BLOCKS, Offer, Outcome, Wanted, ranges_of
 
@@ -35,10 +36,10 @@ class Asking:
     """`counts`: blocks asked for, by what became of them. queued: bytes of them that have not come."""
 
     def __init__(
-        self, meeting: Meeting, wire: _ucx.Engine, directory: Directory, look_seconds: float
+        self, meeting: Meeting, wire: _ucx.Engine, directory: Directory, look_seconds: float, memory: Memory
     ) -> None:
         self._meeting, self._wire, self._directory = meeting, wire, directory
-        self._look_seconds = look_seconds
+        self._look_seconds, self._memory = look_seconds, memory
         self._numbers = itertools.count(1)
         self._waiting: dict[int, tuple[Link, asyncio.Future[Any]]] = {}
         self.queued = 0
@@ -84,6 +85,14 @@ class Asking:
             return None
         self.looks["answered"] += 1
         return Offer(link, number, min(have.tokens, limit))
+
+    async def offer(self, link: Link, prefix: Prefix, groups: bytes, tokens: int) -> bool:
+        """Whether the other end, which is offered a copy, has it afterwards."""
+        number = next(self._numbers)
+        have = await self._answer(
+            link, number, m.Take(prefix.namespace, groups, prefix.digests, tokens, number)
+        )
+        return isinstance(have, m.Have) and have.tokens >= tokens
 
     async def met(self, address: str) -> Link | None:
         """The link to somebody. Who is named for the first time is waited for; who was tried before is not."""
@@ -150,7 +159,7 @@ class Asking:
             async with asyncio.timeout(max(wanted.seconds(), 0)):
                 await other.room.enter(int(lengths.sum()))
                 try:
-                    offsets = wanted.slots["offset"][places].astype(np.int64)
+                    offsets = self._memory.offsets(wanted.slots[places])
                     await self._request(wanted, offer, part, places, offsets, lengths)
                 finally:
                     other.room.leave(int(lengths.sum()))

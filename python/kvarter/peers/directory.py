@@ -54,6 +54,9 @@ class Directory(Protocol):
     def begin(self, meeting: Meeting, address: str) -> None:
         """From now on, until the meeting ends, this node is `address`."""
 
+    def nodes(self) -> list[str]:
+        """Addresses of all others that may be there."""
+
     async def whom(self, prefix: Prefix, above: int) -> list[str]:
         """Addresses of those who may have more than `above` units of it, who may have most first."""
 
@@ -79,6 +82,9 @@ class Static:
         self._addresses = [other for other in self._addresses if other != address]
         for other in self._addresses:
             meeting.seek(other)
+
+    def nodes(self) -> list[str]:
+        return self._addresses
 
     async def whom(self, prefix: Prefix, above: int) -> list[str]:
         return self._addresses

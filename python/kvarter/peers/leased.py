@@ -13,6 +13,7 @@ from ..finding import AnyIndex, Space, runs
 from ..matching import Range
 from ..node.chains import run_of
 from ..sequence import Sequence
+from .memory import Memory
 from .wanted import MOST_BLOCKS
 
 
@@ -40,7 +41,9 @@ def checked(space: Space, sequence: Sequence, ranges: Seq[Range]) -> tuple[int, 
     return slots, nbytes
 
 
-def leased(space: Space, sequence: Sequence, ranges: Seq[Range], slots: int, deadline: int) -> Leased:
+def leased(
+    space: Space, sequence: Sequence, ranges: Seq[Range], slots: int, memory: Memory, deadline: int
+) -> Leased:
     """Takes one lease, until `deadline` of the clock, on what is here; none when some of it goes meanwhile."""
     chain, index, groups = sequence.chain(space.above), _own(space.index), space.geometry.groups
     here = _here(space, sequence, ranges)
@@ -65,7 +68,7 @@ def leased(space: Space, sequence: Sequence, ranges: Seq[Range], slots: int, dea
             places.append(np.arange(begin, begin + blocks * shards))
         at += count * shards
     place = np.concatenate(places)
-    answer.offsets[place], answer.lengths[place] = found["offset"], found["length"]
+    answer.offsets[place], answer.lengths[place] = memory.offsets(found), found["length"]
     answer.checksums[place], answer.statuses[place] = found["checksum"], _core.Status.Ok
     return answer._replace(lease=lease)
 
@@ -74,7 +77,7 @@ def drop_corrupt(
     space: Space,
     sequence: Sequence,
     ranges: Seq[Range],
-    payload: npt.NDArray[np.uint8],
+    memory: Memory,
     deadline: int,
 ) -> None:
     """Looks at the bytes of these blocks. Those that are not what was committed go, with what leans on them."""
@@ -84,9 +87,9 @@ def drop_corrupt(
         if status != _core.Status.Ok:
             continue
         shards, wrong = len(space.geometry.groups[part[0]].shard_bytes), set[int]()
-        for at, slot in enumerate(index.slots(lease)):
-            begin, end = int(slot["offset"]), int(slot["offset"] + slot["length"])
-            if _core.xxh3_64(payload[begin:end]) != int(slot["checksum"]):
+        found = index.slots(lease)
+        for at, (slot, begin) in enumerate(zip(found, memory.offsets(found).tolist(), strict=True)):
+            if _core.xxh3_64(memory.payload[begin : begin + int(slot["length"])]) != int(slot["checksum"]):
                 wrong.add(at // shards)
         index.drop_corrupt(lease, sorted(wrong))
         index.release(lease, _core.Outcome.Unused)

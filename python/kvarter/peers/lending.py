@@ -12,9 +12,6 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
-
 from .. import _core
 from ..finding import Found, Space
 from ..geometry import groups_digest
@@ -26,6 +23,7 @@ from .directory import sequence_of
 from .leased import checked, drop_corrupt, leased
 from .link import Link
 from .meeting import Meeting
+from .memory import Memory
 from .others import Loan, Other
 from .room import Room
 
@@ -46,12 +44,13 @@ class Lending:
         store: Store,
         meeting: Meeting,
         wire: _ucx.Engine,
-        payload: npt.NDArray[np.uint8],
+        memory: Memory,
         most: int,
+        used: Callable[[Space, Sequence, int], None],
     ) -> None:
-        """payload: the pool's arena."""
+        """used: hears how many tokens of a sequence were found for somebody."""
         self._store, self._meeting, self._wire, self.most = store, meeting, wire, most
-        self._payload = payload
+        self._memory, self._used = memory, used
         self._clock = _core.SteadyClock()
         self.room, self.peak = Room(most), 0
         self.counts = Counter({"asked": 0, "sent": 0, "absent": 0, "refused": 0, "broken_off": 0})
@@ -70,14 +69,23 @@ class Lending:
         disk = self._store.disk
         found = Found(space, sequence, disk.log if disk is not None else None)
         limit = min(message.limit, sequence.units * geometry.unit_tokens)
-        return m.Have(message.number, int(geometry.boundary(found, limit)))
+        tokens = int(geometry.boundary(found, limit))
+        self._used(space, sequence, tokens)
+        return m.Have(message.number, tokens)
 
     # --- lending
+
+    def _looked(self, other: Other, number: int) -> tuple[Space, Sequence]:
+        """What was looked for, unless its namespace ended: its number may be another one's by now."""
+        space, sequence = other.look(number)
+        if not any(known is space for known in self._store.spaces().values()):
+            raise LookupError(f"the namespace of look {number} is not open here any more")
+        return space, sequence
 
     def ask(self, link: Link, message: m.Ask) -> None:
         """Raises ValueError or LookupError for what will not be sent."""
         other: Other = link.value
-        space, sequence = other.look(message.look)
+        space, sequence = self._looked(other, message.look)
         slots, nbytes = checked(space, sequence, message.ranges)
         if message.number in other.loans:
             raise ValueError(f"request {message.number} is open")
@@ -150,7 +158,7 @@ class Lending:
     ) -> None:
         deadline = self._clock.now() + int((_MOST_SECONDS + _SLACK_SECONDS) * 1e9)
         loan.lease, offsets, lengths, statuses, checksums = leased(
-            space, sequence, message.ranges, slots, deadline
+            space, sequence, message.ranges, slots, self._memory, deadline
         )
         sent = int((statuses == _core.Status.Ok).sum())
         answer = self._wire.send(
@@ -166,10 +174,10 @@ class Lending:
     def doubt(self, other: Other, message: m.Doubt) -> None:
         """Blocks that did not pass the other end's check: those that do not pass ours either go, with what leans on
         them."""
-        space, sequence = other.look(message.look)
+        space, sequence = self._looked(other, message.look)
         checked(space, sequence, message.ranges)
         deadline = self._clock.now() + int(_SLACK_SECONDS * 1e9)
-        drop_corrupt(space, sequence, message.ranges, self._payload, deadline)
+        drop_corrupt(space, sequence, message.ranges, self._memory, deadline)
 
     # --- endings
 

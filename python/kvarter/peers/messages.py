@@ -123,12 +123,22 @@ class Doubt(Message, frozen=True):
 
 
 class Take(Message, frozen=True):
-    """You will be asked for this sequence: fetch from here what you do not have of it, up to so many tokens."""
+    """You will be asked for this sequence: fetch from here what you do not have of it, up to so many tokens. With a
+    number: it is only hot, and worth a copy where there is room; answered by what you Have then."""
 
     namespace: Digest
     groups: Digest
     digests: Annotated[bytes, Meta(max_length=32 * MOST_UNITS)]
     tokens: Count
+    number: Count = 0
+
+
+class Clear(Message, frozen=True):
+    """What was stored of this namespace before `since`, which is in nanoseconds of Unix time or later than that, is
+    invalid everywhere. What the other end sends after this is of after that."""
+
+    namespace: Digest
+    since: Count
 
 
 class Cancel(Message, frozen=True):
@@ -138,7 +148,7 @@ class Cancel(Message, frozen=True):
 
 
 Meeting = Knock | Challenge | Proof | Hello | Welcome | Refused
-Talk = Ping | Pong | Look | Have | Ask | Take | Cancel | Doubt | Refused
+Talk = Ping | Pong | Look | Have | Ask | Take | Clear | Cancel | Doubt | Refused
 
 _encoder = msgspec.msgpack.Encoder()
 meeting = msgspec.msgpack.Decoder(Meeting)

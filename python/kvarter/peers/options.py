@@ -46,6 +46,7 @@ def peer_options(settings: Settings) -> PeerOptions | None:
         look_seconds=settings.look_seconds,
         in_flight=int(settings.in_flight),
         lend_share=settings.lend_share,
+        copies=settings.copies,
         policy=Measured() if settings.measure else AlwaysLoad(),
         times=Times(settings.heartbeat, settings.patience),
     )

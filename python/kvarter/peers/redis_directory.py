@@ -57,6 +57,9 @@ class RedisDirectory:
         meeting.start(self._renew())
         meeting.start(self._tell())
 
+    def nodes(self) -> list[str]:
+        return sorted(self._living - {self._address})
+
     async def whom(self, prefix: Prefix, above: int) -> list[str]:
         marks = [
             (units, _key(prefix, mark))

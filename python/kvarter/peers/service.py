@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .. import __version__, _core
+from .. import __version__
 from ..errors import ConfigError
 from ..finding import Log, Space
 from ..geometry import groups_digest
@@ -17,11 +17,13 @@ from ..policy import LoadPolicy, Measured
 from ..tiers.peer import PeerTier
 from . import messages as m
 from .asking import Asking
+from .clearing import Clearing
 from .directory import Directory
 from .handler import Times
 from .lending import Lending
 from .link import Link
 from .meeting import Meeting
+from .memory import Memory
 from .others import Other
 from .room import Room
 from .trust import Trust
@@ -39,7 +41,7 @@ class PeerOptions:
     """listen: HOST, PORT of the control connection, and where this node dials from. device: the interface that payload
     may use. transports: as UCX names them. ports: (lowest, highest) that UCX may listen at. look_seconds: what a
     request waits for others' answers. in_flight: bytes asked of one peer at a time. lend_share: of the pool, that may
-    be leased for others.
+    be leased for others. copies: nodes that are to have what is used often; 1: none are made.
     """
 
     listen: tuple[str, int]
@@ -51,6 +53,7 @@ class PeerOptions:
     look_seconds: float = 0.1
     in_flight: int = 128 << 20
     lend_share: float = 0.25
+    copies: int = 2
     policy: LoadPolicy = field(default_factory=Measured)
     times: Times = field(default_factory=Times)
 
@@ -63,20 +66,16 @@ class Peers:
 
     def __init__(self, store: Store, options: PeerOptions) -> None:
         options.trust.check(options.listen[0])
-        arenas = [export for export in store.exports() if export[2] == 0]
-        if len(arenas) != 1:
-            raise ConfigError(f"a pool of {len(arenas)} arenas; peers need one")
         library = load()
         self._store, self._options, self._library = store, options, library
         self._node = os.urandom(16)
-        self._mapping = _core.Mapping(store.exports())
-        base = self._mapping.address(0, 0, arenas[0][1])
+        self._memory = Memory(store.exports())
         most = int(options.lend_share * store.pool.bytes)
         devices = [options.device] if options.device else []
         try:
             self.wire: _ucx.Engine = library.module.Engine(
-                base,
-                arenas[0][1],
+                self._memory.address,
+                self._memory.bytes,
                 devices=devices,
                 transports=options.transports,
                 ports=options.ports,
@@ -86,9 +85,11 @@ class Peers:
             raise ConfigError(f"UCX {'.'.join(map(str, library.version))}: {error}") from None
         self._others: dict[int, Link] = {}  # by number at the engine
         self.meeting = Meeting(options.listen, options.trust, self, options.times)
-        self.asking = Asking(self.meeting, self.wire, options.directory, options.look_seconds)
-        self.lending = Lending(store, self.meeting, self.wire, self._mapping.payload(0), most)
-        self.tier = PeerTier(self, store.index, options.policy)
+        self.asking = Asking(self.meeting, self.wire, options.directory, options.look_seconds, self._memory)
+        self.tier = PeerTier(self, store.index, options.policy, options.copies)
+        self.clearing = Clearing(self.meeting, store.forget_space)
+        used = self.tier.spreading.used
+        self.lending = Lending(store, self.meeting, self.wire, self._memory, most, used)
         try:
             self.meeting.open()
         except ConfigError:
@@ -110,6 +111,10 @@ class Peers:
     @property
     def look_seconds(self) -> float:
         return self._options.look_seconds
+
+    @property
+    def pool_bytes(self) -> int:
+        return self._store.pool.bytes
 
     @property
     def log(self) -> Log | None:
@@ -149,6 +154,7 @@ class Peers:
             raise ValueError(f"UCX does not reach it: {error}") from None
         link.value = Other(number, Room(min(self._options.in_flight, link.hello.most)))
         self._others[number] = link
+        self.clearing.met(link)
 
     def said(self, link: Link, message: m.Talk) -> None:
         match message:
@@ -158,6 +164,8 @@ class Peers:
                 self.lending.ask(link, message)
             case m.Take():
                 self.tier.pushing.taken(link, message)
+            case m.Clear():
+                self.clearing.heard(message)
             case m.Doubt():
                 self.lending.doubt(link.value, message)
             case m.Cancel():
@@ -218,6 +226,9 @@ class Peers:
             "looks": dict(self.asking.looks),
             "fetched": dict(self.asking.counts),
             "pushes": dict(self.tier.pushing.counts),
+            "spread": dict(self.tier.spreading.counts),
+            "copies": dict(self.tier.copies.counts),
+            "cleared": dict(self.clearing.counts),
             "lent": {
                 **self.lending.counts,
                 "bytes": self.lending.room.used,

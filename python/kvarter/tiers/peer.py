@@ -29,8 +29,10 @@ from ..peers.looks import Looks
 from ..policy import LoadPolicy
 from ..sequence import Sequence
 from ..transfers import Match
+from .copies import Copies
 from .promotion import Promotions
 from .push import Pushing
+from .spread import Spreading
 
 if TYPE_CHECKING:
     from ..peers.service import Peers
@@ -47,7 +49,8 @@ Key = tuple[int, bytes]
 class PeerTier:
     """`matching.Beyond` of a store that has peers. Thread-safe."""
 
-    def __init__(self, peers: Peers, index: _core.Index, policy: LoadPolicy) -> None:
+    def __init__(self, peers: Peers, index: _core.Index, policy: LoadPolicy, copies: int) -> None:
+        """copies: nodes that are to have what is hot."""
         self._peers, self.policy = peers, policy
         self._clock = _core.SteadyClock()
         self._looks: Looks[list[Offer]] = Looks([], peers.look_seconds * 2, _KEEP_SECONDS)
@@ -55,6 +58,8 @@ class PeerTier:
         self._up = Promotions(self, index, self._clock, policy)
         self._tickets = itertools.count(1)
         self.pushing = Pushing(self, peers, self._clock)
+        self.spreading = Spreading(self, peers, copies)
+        self.copies = Copies(self, peers, index, self._clock)
         self._noted: dict[Key, tuple[Space, Sequence, int]] = {}
         self._lock = threading.Lock()
 
@@ -118,6 +123,10 @@ class PeerTier:
     def push(self, space: Space, sequence: Sequence, to: str) -> None:
         self.pushing.push(space, sequence, to)
 
+    def cleared(self, namespace: bytes) -> None:
+        """What others have of it is invalid, too."""
+        self._peers.clearing.clear(namespace)
+
     # --- promotion.Reader
 
     def read(
@@ -163,6 +172,11 @@ class PeerTier:
         return Prefix(self._peers.namespace(space), space.geometry.unit_tokens, digests)
 
     # --- what others are told
+
+    def used(self, space: Space, sequence: Sequence, tokens: int) -> None:
+        """A request found so many tokens of it in the pool."""
+        self.noted(space, sequence, 0, tokens)
+        self.spreading.used(space, sequence, tokens)
 
     def noted(self, space: Space, sequence: Sequence, first: int, tokens: int) -> None:
         """The pool has, or is about to have, its tokens from `first` up to `tokens`."""

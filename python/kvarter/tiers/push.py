@@ -60,6 +60,9 @@ class Pushing:
         space = self._peers.space(message.namespace)
         if space is None or groups_digest(space.geometry) != message.groups or len(message.digests) % 32:
             raise LookupError(f"namespace {message.namespace.hex()[:16]} is not open here with these groups")
+        if message.number:
+            self._tier.copies.offered(space, link, message)
+            return
         if self._taking >= _MOST_TAKEN:
             raise ValueError(f"{_MOST_TAKEN} sequences are being fetched already")
         self._taking += 1

@@ -358,7 +358,7 @@ class SchedulerSide:
     def reset(self) -> bool:
         """The weights changed: a new epoch, under which nothing stored so far is ever found."""
         for namespace in self._identity.renew():
-            self.store.invalidate(namespace)
+            self.store.invalidate(namespace, everywhere=False)  # others' weights did not change
         self._earlier_blocks = self._jobs.cached_blocks()  # none, unless the engine's own reset has failed
         for state in self._states.values():
             state.match = None
