@@ -121,15 +121,19 @@ class PeerNode(ServedNode):
         dram: int = 8 << 20,
         disk: Any = None,
         arena_bytes: int | None = None,
+        ucx: str = "",
         **peers: Any,
     ) -> None:
+        """ucx: a directory with another libucx package."""
         self.number, self.street = number, street
         options: dict[str, Any] = {"peers": peer_settings(street, number, others, home, **peers)}
         options |= {"disk": disk} if disk is not None else {}
         home = home / str(number)
         home.mkdir(exist_ok=True)
         options |= {"arena_bytes": arena_bytes} if arena_bytes is not None else {}
-        super().__init__(home, dram=dram, within=street.within(number), **options)
+        path = os.pathsep.join(filter(None, [ucx, os.environ.get("PYTHONPATH")]))
+        within = [*street.within(number), *(["env", f"PYTHONPATH={path}"] if ucx else [])]
+        super().__init__(home, dram=dram, within=within, **options)
 
     def peers(self) -> dict[str, Any]:
         told: dict[str, Any] = self.status()["peers"]

@@ -227,6 +227,29 @@ def cut(client: Client, *command: str) -> None:
     assert (client.memory == 0xEE).all()
 
 
+def disturbed(client: Client) -> None:
+    """Somebody who has our address and speaks to it what we do not understand delays nobody's bytes for long."""
+    stranger = subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("coexist_words.py")), "noise"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert stranger.stdin is not None and stranger.stdout is not None
+    address = client.engine.invite()[16:]  # after the magic and the secret
+    stranger.stdin.write(address.hex() + "\n")
+    stranger.stdin.flush()
+    while stranger.stdout.readline() != "spoken\n":
+        assert stranger.poll() is None, "it could not speak"
+    whole(client)
+    assert stranger.poll() is None, "it has stopped speaking"
+    stranger.kill()
+    stranger.communicate()
+    whole(client)
+    counters = client.engine.counters()
+    assert not [name for name in counters if name.startswith("dropped") and counters[name]], counters
+
+
 def play(scene: str, device: str, transports: str, within: str, *words: str) -> None:
     client = Client(device, transports, within.split())
     try:

@@ -60,7 +60,7 @@ Choices choices(const Settings& settings) {
   return all;
 }
 
-Owned start(const Choices& choices) {
+Owned start(const Choices& choices, std::uint64_t features) {
   ucp_config_t* read = nullptr;
   require_ok(ucp_config_read(nullptr, nullptr, &read), "read its configuration");
   const Config config(read);
@@ -72,7 +72,7 @@ Owned start(const Choices& choices) {
   }
   ucp_params_t params{};
   params.field_mask = UCP_PARAM_FIELD_FEATURES | UCP_PARAM_FIELD_NAME;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP;
+  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | features;
   params.name = "kvarter";
   ucp_context_h context = nullptr;
   require_ok(ucp_init(&params, config.get(), &context), "start with" + all);
@@ -113,11 +113,11 @@ Context::Context(const Settings& settings) {
   if (settings.first_port > settings.last_port)
     throw std::invalid_argument("ports are " + std::to_string(settings.first_port) + " to " +
                                 std::to_string(settings.last_port) + ", expected the lower one first");
-  context_ = start(choices(settings));
+  context_ = start(choices(settings), settings.features);
 }
 
 std::vector<std::string> Context::transports() const { return resources(context_.get()); }
 
-std::vector<std::string> available() { return resources(start({}).get()); }
+std::vector<std::string> available() { return resources(start({}, 0).get()); }
 
 }  // namespace kvarter::ucx

@@ -22,6 +22,7 @@ struct Settings {
   std::uint16_t first_port = 0;      // TCP listens on one of these; 0: on any
   std::uint16_t last_port = 0;
   std::size_t segment = 256 << 10;  // bytes of payload in one message over TCP
+  std::uint64_t features = 0;       // UCP_FEATURE_* beside active messages, for who shares the context
 };
 
 // Of the library that is loaded, which may be newer or older than the headers.

@@ -24,6 +24,8 @@ class Endpoint {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
+  // Valid until close().
+  ucp_ep_h get() const noexcept { return endpoint_; }
   // Sends one active message, eagerly. Header and pieces, and what they point to, stay until it is done:
   // UCS_OK, it is; UCS_INPROGRESS, `request.done(ok)` will be called within progress(); else it failed.
   // memory: where a single piece lies if UCX knows it, else null.
