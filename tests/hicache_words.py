@@ -167,3 +167,15 @@ def backend(pool: Any, sidecars: dict[Any, Any] | None = None, **settings: Any) 
         made.register_mem_host_pool_v2(sidecar, name)
     made.on_host_pools_registered()
     return made
+
+
+def put(backend: Any, pool: Any, names: list[str], before: list[str] | None, first: int = 0) -> list[bool]:
+    pages = range(first, first + len(names))
+    done: list[bool] = backend.batch_set_v1(names, indices(pool, pages), after(before))
+    return done
+
+
+def get(backend: Any, pool: Any, names: list[str], before: list[str] | None, first: int = 0) -> list[bool]:
+    pages = range(first, first + len(names))
+    done: list[bool] = backend.batch_get_v1(names, indices(pool, pages), after(before))
+    return done

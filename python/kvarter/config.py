@@ -67,6 +67,10 @@ class Disk(BaseModel):
     queue_depth: int = Field(16, ge=1, le=256, description="Reads and writes at a time")
     admit_all: bool = Field(False, description="Also what was seen only once, when the disk is full")
     measure: bool = Field(True, description="Load only what comes sooner than it is computed")
+    straight: bool = Field(
+        False,
+        description="Beneath SGLang without a node: from its host pool to disk and back, and no dram is used",
+    )
 
 
 class Peers(BaseModel):
@@ -196,8 +200,24 @@ class Config(BaseModel):
     def disk_options(self, rank: int = 0, sharers: int = 1) -> DiskOptions | None:
         """The log of one of the `sharers` of the host; None when there is none.
 
-        Raises `ConfigError` when only one of path and capacity is said.
+        Raises `ConfigError` when only one of path and capacity is said, and for `straight`.
         """
+        if self.disk.straight:
+            raise ConfigError(
+                "disk.straight is for a rank of SGLang's that has no node; unset it, or unset node"
+            )
+        return self._disk_options(rank, sharers)
+
+    def straight_disk(self) -> DiskOptions:
+        """The log that lies straight under the engine's own memory. Raises `ConfigError` when none is set."""
+        options = self._disk_options()
+        if options is None:
+            raise ConfigError(
+                "disk.straight is set, and neither disk.path nor disk.capacity is; it needs both"
+            )
+        return options
+
+    def _disk_options(self, rank: int = 0, sharers: int = 1) -> DiskOptions | None:
         if self.disk.path is None and self.disk.capacity is None:
             return None
         if self.disk.path is None or self.disk.capacity is None:

@@ -70,4 +70,4 @@ def node(sglang_python: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 @pytest.fixture(scope="session")
 def server(serve: Callable[..., Any], node: Any) -> Any:
     """One server at the node, for all tests that need just one. Each asks prompts of its own."""
-    return serve(f"unix://{node.path}")
+    return serve(f"unix://{node.path}", allocator="shm")

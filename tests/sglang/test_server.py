@@ -1,6 +1,7 @@
 """Prompts that an SGLang server has dropped come back from the node, or are computed again: the tokens are the same."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -90,6 +91,26 @@ def test_a_backend_is_detached_and_another_attached_while_the_server_runs(
     server.drop()
     server.attach(f"unix://{node.path}")
     assert server.ask(tokens)[:2] == (cold.tokens, PAGES)
+
+
+def test_pages_go_from_its_host_pool_straight_to_disk_and_come_back(
+    server: Any, node: ServedNode, tmp_path: Path
+) -> None:
+    tokens = prompt(16)
+    disk = {"path": str(tmp_path / "log"), "capacity": "64MiB", "segment": "4MiB", "straight": True}
+    server.detach()
+    server.drop()
+    server.attach(None, disk=disk)
+    cold = server.cold(tokens)
+    assert server.ask(tokens)[:2] == (cold.tokens, PAGES)
+    server.detach()
+    server.drop()
+    server.attach(None, disk=disk)
+    assert server.ask(tokens)[:2] == (cold.tokens, PAGES)
+    server.detach()
+    server.drop()
+    server.attach(f"unix://{node.path}")
+    assert server.ask(tokens).stored == 0
 
 
 def test_cleared_storage_serves_nothing_more(server: Any) -> None:

@@ -9,23 +9,11 @@ import pytest
 import torch
 from sglang.srt.mem_cache.hicache_storage import PoolName
 
-from hicache_words import after, fill, indices, keys, mamba_pool, mha_pool, mla_pool, page, transfer
+from hicache_words import after, fill, get, keys, mamba_pool, mha_pool, mla_pool, page, put, transfer
 from served_words import until
 
 Attach = Callable[..., Any]
 Node = Callable[..., Any]
-
-
-def put(backend: Any, pool: Any, names: list[str], before: list[str] | None, first: int = 0) -> list[bool]:
-    pages = range(first, first + len(names))
-    done: list[bool] = backend.batch_set_v1(names, indices(pool, pages), after(before))
-    return done
-
-
-def get(backend: Any, pool: Any, names: list[str], before: list[str] | None, first: int = 0) -> list[bool]:
-    pages = range(first, first + len(names))
-    done: list[bool] = backend.batch_get_v1(names, indices(pool, pages), after(before))
-    return done
 
 
 def test_a_chain_is_stored_and_found_in_pieces(attach: Attach) -> None:

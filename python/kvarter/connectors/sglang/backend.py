@@ -84,6 +84,11 @@ class KvarterHiCache(HiCacheStorage):
                 f"this engine has {ranks} ranks, each with a backend of its own, and no node is named: start `kvarter "
                 "serve` and set node"
             )
+        if self._config.disk.straight and (self._config.node is not None or self._handed_over):
+            raise ConfigError(
+                "disk.straight is for a rank that has no node and whose pages stay where they lie: unset node, and set "
+                "interface_v1; or unset disk.straight"
+            )
         if storage_config.should_split_heads:
             raise UnsupportedEngine(
                 "tp_lcm_size splits pages by heads, which this version of Kvarter does not store"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .session import Session
+from .backing import Backing
 
 if TYPE_CHECKING:
     from sglang.srt.mem_cache.hicache_storage import HiCacheStorageConfig
@@ -50,8 +50,8 @@ class Series:
                     f"kvarter_{family}", text, [*_RANKS, label], multiprocess_mode="livemostrecent"
                 )
 
-    def update(self, session: Session) -> None:
-        blocks = Counter({n: c for n, c in session.store.counters().items() if n not in _LEVELS})
+    def update(self, session: Backing) -> None:
+        blocks = Counter({n: c for n, c in session.counters().items() if n not in _LEVELS})
         moved = Counter({name: blocks.pop(f"{name}_bytes") for name in ("stored", "loaded", "evicted")})
         totals: dict[str, Any] = {
             "pages": Counter(session.pages),
@@ -64,17 +64,17 @@ class Series:
                 if (more := value - self._before[family][name]) > 0:
                     self._metrics[family].labels(*self._ranks, name).inc(more)
             self._before[family] = now
-        for name, size in session.store.ledger().items():
+        for name, size in session.ledger().items():
             self._metrics["bytes"].labels(*self._ranks, name).set(size)
 
 
-def interval() -> Callable[[Session], Any]:
+def interval() -> Callable[[Backing], Any]:
     """What SGLang's own storage series are made of: pages and bandwidth since the last call."""
     from sglang.srt.observability.metrics_collector import StorageMetrics
 
     before: Counter[str] = Counter()
 
-    def since(session: Session) -> Any:
+    def since(session: Backing) -> Any:
         nonlocal before
         now = Counter(session.moved)
         more, before = now - before, now

@@ -49,6 +49,7 @@ class Strided(Pages):
 
     def __init__(self, regions: Seq[tuple[int, int, int]], count: int) -> None:
         """regions: (address in page 0, distance to the next page, bytes) of each, in the order of a stored page."""
+        self.regions, self.count = list(regions), count
         self._blocks = _core.Blocks([(at, stride, size, 1, size) for at, stride, size in regions], count)
         self.bytes = self._blocks.bytes
         self.form = f"regions {[size for _, _, size in regions]}"

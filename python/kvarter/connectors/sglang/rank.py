@@ -13,9 +13,11 @@ import numpy.typing as npt
 
 from ...config import Config
 from ...sequence import Sequence
+from .backing import Backing, Done
 from .identity import Identity, sequence, server_arguments
 from .pages import Pages, Tensors, pages_of
-from .session import Done, Session
+from .session import Session
+from .straight import Straight
 
 if TYPE_CHECKING:
     import torch
@@ -35,15 +37,18 @@ class Rank:
         self._storage, self._config = storage, config
         server = server_arguments()
         self._identity = Identity(storage, config, server)
-        self.session = Session(config, f"sglang-{os.getpid()}-{uuid4().hex[:8]}-tp{storage.tp_rank}")
+        name = f"sglang-{os.getpid()}-{uuid4().hex[:8]}-tp{storage.tp_rank}"
+        self.session: Backing = Straight(config) if config.disk.straight else Session(config, name)
         self._pools: dict[str, tuple[Any, Pages]] = {}
         self._asked = count()
         self._server = getattr(server, "port", 0)  # one of the host's, whatever its ranks
 
     def add(self, name: str, pool: Any, *, handed_over: bool = False) -> str:
-        """A pool of this rank; handed_over: its pages come as tensors. Returns what it is, for the log."""
+        """A pool of this rank; handed_over: its pages come as tensors. Returns what it is, for the log. Raises
+        UnsupportedEngine for one that cannot go straight to disk and is to."""
         pages = pages_of(pool)
         self._pools[name] = pool, Tensors(pages.bytes) if handed_over else pages
+        self.session.serve(name, self._pools[name][1])
         return f"{type(pool).__name__}, pages of {pages.bytes} bytes as {self._pools[name][1].form}"
 
     def wait(self, seconds: float) -> bool:
@@ -102,7 +107,7 @@ class Rank:
     def clear(self) -> None:
         """Nothing of these namespaces is served or stored any more, by any engine that shares them."""
         for namespace in self._identity.known():
-            self.session.store.invalidate(namespace)
+            self.session.invalidate(namespace)
 
     def _sequence(self, name: str, keys: list[str], before: list[str] | None) -> Sequence | None:
         """None while the weights have no name."""

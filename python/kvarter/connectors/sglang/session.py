@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence as Seq
 from typing import Any
 
@@ -17,27 +16,28 @@ import numpy.typing as npt
 
 from ... import _core
 from ...config import Config
+from ...keys import Namespace
 from ...node import KeptAttachment, home, invited
 from ...policy import AlwaysLoad
 from ...sequence import Sequence
 from ...store import Store
 from ...transfers import Slots
+from .backing import Backing, Done
 from .pages import Pages, Part
 
 logger = logging.getLogger("kvarter.sglang")
 _RETRY_SECONDS = 0.02
 _STEP_BYTES = 64 << 20  # between looks at the clock
 
-Done = npt.NDArray[np.bool_]  # of each page that was asked for
 
-
-class Session:
+class Session(Backing):
     """With the node that the settings name, or a store of its own.
 
     Raises `AttachError` when there is no such node, and `CapacityError` when the pool does not fit.
     """
 
     def __init__(self, config: Config, name: str) -> None:
+        super().__init__()
         self._config = config
         self._home = home(
             lambda: _own_store(config),
@@ -55,8 +55,6 @@ class Session:
             self._engine = _core.FaultyCopyEngine(
                 self._engine, delay=faults.delay, fail_every=faults.fail_every, flip_every=faults.flip_every
             )
-        self.pages: Counter[str] = Counter()  # asked for and written, by what became of them
-        self.moved: Counter[str] = Counter()  # pages, bytes and ns of puts and gets
         self._closed = threading.Event()
         self._attached = KeptAttachment(invited(name, config.directory, config.node), 0, self._engine, logger)
 
@@ -70,6 +68,9 @@ class Session:
             if time.monotonic() > end or self._closed.wait(_RETRY_SECONDS):
                 return False
         return True
+
+    def serve(self, name: str, pages: Pages) -> None:
+        """A pool whose pages will come: wherever they lie, they are copied."""
 
     def leading(self, sequence: Sequence, name: str) -> int:
         """How many pages, from the sequence's first known on, are there in a row. Held for a while under `name`, which
@@ -203,17 +204,14 @@ class Session:
         attachment = self._attached.now
         return attachment.unchanged(slots) if attachment is not None else np.zeros(len(slots), np.bool_)
 
-    def count_call(self, kind: str, done: Done, nbytes: int, begun: float) -> None:
-        """A put or a get, begun at `begun` of the monotonic clock: pages of `nbytes` that are done."""
-        pages = int(done.sum())
-        spent = int((time.monotonic() - begun) * 1e9)
-        self.moved.update({f"{kind}_pages": pages, f"{kind}_bytes": pages * nbytes, f"{kind}_ns": spent})
+    def invalidate(self, namespace: Namespace) -> None:
+        self.store.invalidate(namespace)
 
-    def _count(self, done: Done, good: str, else_: str) -> Done:
-        """Counts pages by whether they are done."""
-        self.pages[good] += int(done.sum())
-        self.pages[else_] += int((~done).sum())
-        return done
+    def counters(self) -> dict[str, int]:
+        return self.store.counters()
+
+    def ledger(self) -> dict[str, int]:
+        return self.store.ledger()
 
     def close(self) -> None:
         """Idempotent."""
