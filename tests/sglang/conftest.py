@@ -1,6 +1,7 @@
 """Real SGLang servers, each a process of the environment that SGLANG_PYTHON names (.ci/sglang-venv makes one)."""
 
 import importlib.util
+import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,16 +41,29 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def gptoss(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small model of full attention and sliding windows, in float32, which its config has to say for SGLang."""
+    from kvarter.demo import engine, models
+
+    engine.prepare()
+    path = models.make("gptoss", tmp_path_factory.mktemp("models"))
+    config = path / "config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "dtype": "float32"}))
+    return path
+
+
+@pytest.fixture(scope="session")
 def serve(
     sglang_python: str, llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., Any]]:
-    """``serve(node, *flags, **settings)``: a running server (sglang_words.Server); all end with the session."""
+    """``serve(node, *flags, model=PATH, **settings)``: a running server (sglang_words.Server), of the llama unless a
+    model is said; all end with the session."""
     from sglang_words import Server
 
     directory, made = tmp_path_factory.mktemp("sglang"), []
 
-    def make(node: str | None, *more: str, **settings: Any) -> Any:
-        made.append(Server(sglang_python, directory, llama, node, *more, **settings))
+    def make(node: str | None, *more: str, model: Path = llama, **settings: Any) -> Any:
+        made.append(Server(sglang_python, directory, model, node, *more, **settings))
         return made[-1]
 
     yield make

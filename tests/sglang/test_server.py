@@ -113,6 +113,25 @@ def test_pages_go_from_its_host_pool_straight_to_disk_and_come_back(
     assert server.ask(tokens).stored == 0
 
 
+def test_a_hybrid_models_windows_come_back_with_its_pages_and_the_same_tokens(
+    serve: Serve, node: ServedNode, gptoss: Path
+) -> None:
+    server = serve(f"unix://{node.path}", model=gptoss)
+    assert "pool swa: MHATokenToKVPoolHost" in server.log()
+    prompts = [prompt(seed) for seed in (17, 18, 19)]
+    cold = [server.cold(tokens) for tokens in prompts]
+    again = [server.ask(tokens) for tokens in prompts]
+    assert [reply.stored for reply in again] == [PAGES] * 3
+    assert [reply.tokens for reply in again] == [reply.tokens for reply in cold]
+    longer = prompts[0] + prompt(20, 200)
+    server.drop()
+    first = server.cold(longer)
+    assert first.stored == PAGES
+    assert server.ask(longer).tokens == first.tokens
+    server.close()
+    node.holds(reserved=0, leased=0, quarantined=0)
+
+
 def test_cleared_storage_serves_nothing_more(server: Any) -> None:
     tokens = prompt(11)
     cold = server.cold(tokens)

@@ -11,6 +11,7 @@ from typing import Any
 
 
 def register() -> None:
+    from sglang.srt.layers.attention.torch_native_backend import TorchNativeAttnBackend
     from sglang.srt.mem_cache.pool_host import base
     from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
@@ -23,6 +24,34 @@ def register() -> None:
     base.HostKVCache.__init__ = unpinned
     MHATokenToKVPoolHost.backup_from_device_all_layer = _back_up
     MHATokenToKVPoolHost.load_to_device_per_layer = _load
+    for step in ("extend", "decode"):
+        forward, attend = f"forward_{step}", f"_run_sdpa_forward_{step}"
+        setattr(TorchNativeAttnBackend, forward, _without_sinks(getattr(TorchNativeAttnBackend, forward)))
+        setattr(TorchNativeAttnBackend, attend, _within_windows(getattr(TorchNativeAttnBackend, attend)))
+
+
+def _without_sinks(forward: Any) -> Any:
+    """Attention without sinks, for which SGLang's CPU code has no place. What a model says is then another thing, and
+    the same each time."""
+
+    def forward_without(*args: Any, sinks: Any = None, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    return forward_without
+
+
+def _within_windows(attend: Any) -> Any:
+    """A window's tokens are read from where they were written: SGLang's CPU code takes the places that they have in
+    full attention, which are others once they have been loaded."""
+
+    def attend_within(
+        self: Any, query: Any, output: Any, keys: Any, values: Any, places: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        if self.use_sliding_window_kv_pool and kwargs.get("sliding_window_size") is not None:
+            places = self.token_to_kv_pool.translate_loc_from_full_to_swa(places)
+        return attend(self, query, output, keys, values, places, *args, **kwargs)
+
+    return attend_within
 
 
 def _layer(pool: Any, buffer: Any, layer: int, tokens: Any) -> tuple[Any, Any]:
