@@ -46,9 +46,13 @@ def timed(work: Callable[[], Any]) -> float:
 
 
 def main(rounds: int, directory: str) -> None:
-    pool = words.mha_pool(pages=PAGES, dtype=torch.bfloat16, page_tokens=TOKENS, layers=8, heads=4, dim=128)
+    pool = words.mha_pool(
+        pages=PAGES, dtype=torch.bfloat16, page_tokens=TOKENS, layers=8, heads=4, dim=128, allocator="shm"
+    )
     words.fill(pool, 1)
     ours = words.backend(pool, dram="512MiB", directory=f"{directory}/own")
+    log = {"path": f"{directory}/log", "capacity": "4GiB", "straight": True}
+    straight = words.backend(pool, allocator="shm", disk=log)
     file = HiCacheFile(words.rank_config(), file_path=f"{directory}/file")
     indices, numbers = words.indices(pool, range(PAGES)), np.arange(PAGES)
     pages, engine = pages_of(pool), _core.HostCopyEngine(0)
@@ -69,7 +73,11 @@ def main(rounds: int, directory: str) -> None:
         sums = found if direction == "gather" else sums
 
     seconds: dict[str, dict[str, list[float]]] = {"set": defaultdict(list), "get": defaultdict(list)}
-    ways = {"kvarter": controller(pool, ours, True), "file": controller(pool, file, False)}
+    ways = {
+        "kvarter": controller(pool, ours, True),
+        "straight": controller(pool, straight, True),
+        "file": controller(pool, file, False),
+    }
     for round_ in range(_WARM + rounds):
         keys = words.keys(PAGES, f"round {round_}")
         for name, way in ways.items():
@@ -87,6 +95,7 @@ def main(rounds: int, directory: str) -> None:
         seconds["get"]["copy"].append(timed(lambda: copy("scatter")))
         seconds["get"]["memcpy"].append(timed(lambda: np.copyto(flat, slots.reshape(-1))))
     ours.close()
+    straight.close()
     print(
         json.dumps(
             {kind: {name: its[_WARM:] for name, its in ways.items()} for kind, ways in seconds.items()}

@@ -35,11 +35,13 @@ def batches(bench: Run, python: str, directory: Path) -> list[Row]:
     rows = []
     for kind, ways in seconds.items():
         best = {way: 128 / 1024 * 1.073741824 / min(times) for way, times in ways.items()}
-        spread = (max(ways["kvarter"]) - min(ways["kvarter"])) / min(ways["kvarter"])
-        for beside, goal in (("copy", 0.8), ("memcpy", None), ("file", None)):
+        spread = {way: (max(times) - min(times)) / min(times) for way, times in ways.items()}
+        beside = (("kvarter", "copy", 0.8), ("kvarter", "memcpy", None), ("kvarter", "file", None))
+        for way, limit, goal in (*beside, ("straight", "file", None)):
+            how = "straight to or from disk, " if way == "straight" else ""
             rows.append(
-                Row(f"sglang {kind}, 128 pages of 1 MiB, beside {beside}", "GB/s", best["kvarter"], best[beside],
-                    goal=goal, spread=spread)
+                Row(f"sglang {kind}, 128 pages of 1 MiB, {how}beside {limit}", "GB/s", best[way], best[limit],
+                    goal=goal, spread=spread[way])
             )  # fmt: skip
     return rows
 
