@@ -64,8 +64,8 @@ int main(int count, char** sizes) {
   const ucp_request_param_t all{};
   finish(worker, ucp_worker_flush_nbx(worker.get(), &all), "flush");
   std::string end;
-  std::cin >> end;  // the other has it all
-  other.close(false);
+  std::cin >> end;    // the other has it all
+  other.close(true);  // the other does not listen any more
   while (!other.closed()) worker.progress();
   std::puts("exchanged");
 }
