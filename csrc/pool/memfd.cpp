@@ -23,9 +23,8 @@ constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 
 }  // namespace
 
-std::byte* map_shared(int fd, std::uint64_t bytes, bool writable) {
-  // mmap gives page alignment only: reserve 2 MiB more, then map over the aligned part of the reservation.
-  bytes = round_up(bytes, static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE)));
+std::byte* reserve_addresses(std::uint64_t bytes) {
+  // mmap gives page alignment only: reserve 2 MiB more, and give back what lies around the aligned part.
   void* hole =
       mmap(nullptr, bytes + kHugePage, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (hole == MAP_FAILED) fail("reserving addresses", bytes);
@@ -33,16 +32,26 @@ std::byte* map_shared(int fd, std::uint64_t bytes, bool writable) {
   if (aligned > start) munmap(hole, aligned - start);
   if (aligned < start + kHugePage)
     munmap(reinterpret_cast<void*>(aligned + bytes), start + kHugePage - aligned);
-  void* data = reinterpret_cast<void*>(aligned);
-  if (mmap(data, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) ==
+  return reinterpret_cast<std::byte*>(aligned);
+}
+
+void map_shared_at(std::byte* at, int fd, std::uint64_t bytes, bool writable) {
+  if (mmap(at, bytes, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) ==
           MAP_FAILED ||
-      madvise(data, bytes, MADV_DONTFORK) || madvise(data, bytes, MADV_DONTDUMP)) {
-    const int error = errno;
-    munmap(data, bytes);
-    errno = error;
+      madvise(at, bytes, MADV_DONTFORK) || madvise(at, bytes, MADV_DONTDUMP))
     fail("mapping", bytes);
+}
+
+std::byte* map_shared(int fd, std::uint64_t bytes, bool writable) {
+  bytes = round_up(bytes, static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE)));
+  std::byte* data = reserve_addresses(bytes);
+  try {
+    map_shared_at(data, fd, bytes, writable);
+  } catch (...) {
+    munmap(data, bytes);
+    throw;
   }
-  return static_cast<std::byte*>(data);
+  return data;
 }
 
 Memfd::Memfd(const std::string& name, std::uint64_t bytes, bool hugetlb)

@@ -33,6 +33,12 @@ constexpr std::uint64_t round_up(std::uint64_t value, std::uint64_t unit) {
 // the same time: a child forked before the mapping is marked keeps it.
 std::byte* map_shared(int fd, std::uint64_t bytes, bool writable);
 
+// Its two steps, for who wants several files side by side: addresses that begin at a multiple of 2 MiB and
+// hold nothing yet, and a file in a part of them. REQUIRES: whole pages. What fails leaves the addresses
+// reserved.
+std::byte* reserve_addresses(std::uint64_t bytes);
+void map_shared_at(std::byte* at, int fd, std::uint64_t bytes, bool writable);
+
 // A sealed anonymous file that processes of one uid share: mode 0600, sealed against resize, so that no
 // mapper can cut it under another one's feet. With `hugetlb` it is made of reserved 2 MiB pages.
 // Throws std::system_error when the kernel refuses.

@@ -29,7 +29,7 @@ class Window {
  private:
   void unmap() noexcept;
 
-  std::span<std::byte> reserved_, bytes_;
+  std::span<std::byte> bytes_;
   pid_t process_;
 };
 
