@@ -16,7 +16,7 @@ Endpoint::Endpoint(Worker& worker, std::span<const std::byte> address, Failed fa
   params.err_handler.arg = this;
   params.err_handler.cb = [](void* self, ucp_ep_h, ucs_status_t status) {
     auto& endpoint = *static_cast<Endpoint*>(self);
-    endpoint.failure_ = true;
+    endpoint.dead_ = true;
     endpoint.failed_(status);
   };
   require_ok(ucp_ep_create(worker.get(), &params, &endpoint_), "connect");
@@ -53,7 +53,7 @@ ucs_status_t Endpoint::post(unsigned id, std::span<const std::byte> header,
 void Endpoint::close(bool at_once) noexcept {
   ucp_request_param_t param{};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
-  param.flags = at_once ? UCP_EP_CLOSE_FLAG_FORCE : 0;
+  param.flags = at_once || dead_ ? UCP_EP_CLOSE_FLAG_FORCE : 0;
   closing_ = ucp_ep_close_nbx(endpoint_, &param);
 }
 

@@ -171,7 +171,7 @@ void Loop::end_some() {
         counters_.add(Count::kLost);
         events_.push(Lost{peer, connection.why});
       }
-      connection.endpoint.close(stopping_ || connection.endpoint.failed() || sender_.idle(peer));
+      connection.endpoint.close(stopping_ || sender_.idle(peer));
     }
     if (!connection.endpoint.closed() || !sender_.idle(peer)) return false;
     sender_.remove(peer);

@@ -44,11 +44,10 @@ class Endpoint {
   // Ends it: what is under way is done before closed() is true. Of a living one that means sent, or lost with
   // the connection, however long that takes: UCX 1.18 to 1.22 over TCP, when both ends drop a connection that
   // waits to write, uses it after it has freed it (tests/regressions/test_both_ends_gave_up_under_way.py).
-  // at_once: nothing is waited for, and what is under way is not ok. REQUIRES: called once.
+  // at_once, and of one that has failed: nothing is waited for, and what is under way is not ok.
+  // REQUIRES: called once.
   void close(bool at_once) noexcept;
   bool closed() noexcept;
-  // UCX has said so.
-  bool failed() const noexcept { return failure_; }
 
  private:
   ucs_status_t post(unsigned id, std::span<const std::byte> header, std::span<const ucp_dt_iov_t> pieces,
@@ -56,7 +55,7 @@ class Endpoint {
 
   ucp_ep_h endpoint_ = nullptr;
   Failed failed_;
-  bool failure_ = false;
+  bool dead_ = false;  // and `failed_` was told
   ucs_status_ptr_t closing_ = nullptr;
 };
 
