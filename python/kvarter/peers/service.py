@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import ConfigError
-from ..finding import Log, Space
+from ..finding import Found, Log, Space
 from ..geometry import groups_digest
 from ..policy import LoadPolicy, Measured
+from ..sequence import Sequence
 from ..tiers.peer import PeerTier
 from . import messages as m
 from .asking import Asking
@@ -115,6 +116,10 @@ class Peers:
     @property
     def pool_bytes(self) -> int:
         return self._store.pool.bytes
+
+    def have(self, space: Space, sequence: Sequence, limit: int) -> int:
+        """How many tokens of it this node can serve, from memory or disk: at most `limit`."""
+        return int(space.geometry.boundary(Found(space, sequence, self.log), limit))
 
     @property
     def log(self) -> Log | None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .. import _core
-from ..finding import Found, Space
+from ..finding import Space
 from ..matching import from_peer
 from ..peers import messages as m
 from ..peers.directory import Prefix, sequence_of
@@ -52,15 +52,12 @@ class Copies:
         try:
             async with self._turn:
                 outcome = "had"
-                if self._have(space, sequence, limit) < limit:
+                if self._peers.have(space, sequence, limit) < limit:
                     outcome = "copied" if await self._copy(space, sequence, link, take, limit) else "declined"
             self.counts[outcome] += 1
-            link.send(m.Have(take.number, self._have(space, sequence, limit)))
+            link.send(m.Have(take.number, self._peers.have(space, sequence, limit)))
         finally:
             self._waiting -= 1
-
-    def _have(self, space: Space, sequence: Sequence, limit: int) -> int:
-        return int(space.geometry.boundary(Found(space, sequence, self._peers.log), limit))
 
     async def _copy(self, space: Space, sequence: Sequence, link: Link, take: m.Take, limit: int) -> bool:
         """In steps, each while no request here waits for another node, and for half of the time at most."""
@@ -84,7 +81,7 @@ class Copies:
             attempt = self._tier.fetch_from(space, sequence, offer._replace(tokens=tokens), deadline)
             while attempt() is None:
                 await asyncio.sleep(0.005)
-            if self._have(space, sequence, tokens) < tokens:
+            if self._peers.have(space, sequence, tokens) < tokens:
                 return False
             if tokens < limit:
                 await asyncio.sleep(time.monotonic() - begun)

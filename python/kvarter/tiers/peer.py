@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _core
-from ..finding import Found, Space
+from ..finding import Space
 from ..geometry import groups_digest
 from ..matching import Lease, Range, from_peer
 from ..peers import messages as m
@@ -199,7 +199,7 @@ class PeerTier:
             for key, (space, sequence, tries) in noted.items():
                 geometry = space.geometry
                 all_of_it = sequence.units * geometry.unit_tokens
-                boundary = geometry.boundary(Found(space, sequence, self._peers.log), all_of_it)
+                boundary = self._peers.have(space, sequence, all_of_it)
                 if boundary:
                     prefix = self.prefix(space, sequence, sequence.units)
                     self._peers.directory.have(prefix, boundary // geometry.unit_tokens)

@@ -46,7 +46,7 @@ class Pushing:
         all_of_it = prefix.units * geometry.unit_tokens
         while boundary + geometry.alignment <= all_of_it and time.monotonic() < until:
             await asyncio.sleep(0.02)
-            boundary = geometry.boundary(Found(space, sequence, self._peers.log), all_of_it)
+            boundary = self._peers.have(space, sequence, all_of_it)
         link: Link | None = None
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PUSH_SECONDS):

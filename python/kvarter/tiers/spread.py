@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from ..finding import Found, Space
+from ..finding import Space
 from ..geometry import groups_digest
 from ..peers import messages as m
 from ..peers.directory import Prefix, sequence_of
@@ -65,7 +65,7 @@ class Spreading:
         try:
             sequence, geometry = sequence_of(space, prefix.digests), space.geometry
             everything = prefix.units * geometry.unit_tokens
-            tokens = geometry.boundary(Found(space, sequence, self._peers.log), everything)
+            tokens = self._peers.have(space, sequence, everything)
             if not tokens:
                 return
             prefix = prefix._replace(digests=prefix.digests[: 32 * (tokens // geometry.unit_tokens)])

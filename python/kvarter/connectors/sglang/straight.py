@@ -41,8 +41,7 @@ class Straight(Backing):
         self._clock = _core.SteadyClock()
         self._log: _core.DiskLog | None = None
         self._arena: _core.ForeignArena | None = None
-        self._begins = self._sizes = np.zeros(0, np.uint64)
-        self._strides = self._begins
+        self._begins, self._strides, self._sizes = np.zeros((3, 0), np.uint64)  # of a page's regions
         self._spaces: dict[bytes, int] = {}
         self._lock = threading.Lock()
         self._answers: dict[int, npt.NDArray[np.uint8]] = {}
@@ -63,12 +62,11 @@ class Straight(Backing):
                 "disk.straight needs: page_first or page_first_direct, SGLang's allocator shm and a larger page make "
                 "them so; or unset it, and set dram or node"
             )
-        begins, strides, sizes = zip(*pages.regions, strict=True)
-        begin = min(begins)
+        begin = min(at for at, _, _ in pages.regions)
         end = max(at + stride * (pages.count - 1) + size for at, stride, size in pages.regions)
-        self._begins = np.array(begins, np.uint64) - np.uint64(begin)
-        self._strides, self._sizes = np.array(strides, np.uint64), np.array(sizes, np.uint64)
-        self._arena = _core.ForeignArena((ctypes.c_uint8 * (end - begin)).from_address(begin))
+        self._begins, self._strides, self._sizes = np.array(pages.regions, np.uint64).T
+        self._begins = self._begins - np.uint64(begin)
+        self._arena = _core.ForeignArena(memoryview((ctypes.c_uint8 * (end - begin)).from_address(begin)))
         self._log = self._options.open(self._arena, self._clock, block_bytes=pages.bytes)
         atexit.register(self.close)  # Python ends a thread inside the core only by ending the process
 
