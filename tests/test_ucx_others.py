@@ -18,7 +18,7 @@ import pytest
 from coexist_words import SIZES
 from served_words import SECONDS, until
 from street_words import PORT, PeerNode, Street
-from ucx_words import played
+from ucx_words import Talk, played
 
 ROOT = Path(__file__).parent.parent
 WORDS = str(ROOT / "tests" / "coexist_words.py")
@@ -94,30 +94,6 @@ def tagged_worker(ucxx: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return program
 
 
-class Talk:
-    """A process that is talked to by lines."""
-
-    def __init__(self, *command: str, env: dict[str, str]) -> None:
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
-        )
-
-    def say(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(line + "\n")
-        self.process.stdin.flush()
-
-    def hear(self) -> str:
-        """The next line but for what UCX logs; empty when it is over."""
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        return self.hear() if line.startswith("[") else line.strip()
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-
 @pytest.fixture
 def pair(tagged_worker: str, ucxx: Path) -> Iterator[tuple[Talk, Talk]]:
     """Our worker and ucxx."""
@@ -132,11 +108,11 @@ def test_our_worker_and_ucxx_exchange_tagged_messages_eager_and_by_rendezvous(
     pair: tuple[Talk, Talk],
 ) -> None:
     ours, theirs = pair
-    theirs.say(ours.hear())
-    ours.say(theirs.hear())
-    assert theirs.hear() == "exchanged"
+    theirs.say(ours.said())
+    ours.say(theirs.said())
+    assert theirs.said() == "exchanged"
     ours.say("end")
-    assert ours.hear() == "exchanged"
+    assert ours.said() == "exchanged"
     assert ours.process.wait(SECONDS) == 0
 
 

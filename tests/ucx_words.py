@@ -63,34 +63,37 @@ class Side:
         return self.engine.counters()[name]
 
 
-class Owner:
-    """The owner's process. It sends what it is asked for; its block b is pattern(b)."""
+class Talk:
+    """A process that is talked to by lines."""
 
-    def __init__(self, device: str, transports: str, within: Seq[str] = ()) -> None:
+    def __init__(self, *command: str, env: dict[str, str] | None = None) -> None:
         self.process = subprocess.Popen(
-            [*within, sys.executable, __file__, "own", device, transports],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
         )
-        self.pid = int(self.said())  # of the owner itself, whatever runs it
-        self.invite = bytes.fromhex(self.said())
 
     def said(self) -> str:
-        """The next line but for what UCX logs, which goes to standard output."""
+        """The next line but for what UCX logs, which goes to standard output; empty when it is over."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         return self.said() if line.startswith("[") else line.strip()
 
-    def say(self, words: str) -> str:
+    def say(self, line: str) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(words + "\n")
+        self.process.stdin.write(line + "\n")
         self.process.stdin.flush()
-        return self.said()
 
     def close(self) -> None:
         self.process.kill()
         self.process.communicate()
+
+
+class Owner(Talk):
+    """The owner's process. It sends what it is asked for; its block b is pattern(b)."""
+
+    def __init__(self, device: str, transports: str, within: Seq[str] = ()) -> None:
+        super().__init__(*within, sys.executable, __file__, "own", device, transports)
+        self.pid = int(self.said())  # of the owner itself, whatever runs it
+        self.invite = bytes.fromhex(self.said())
 
 
 class Client(Side):
@@ -107,7 +110,8 @@ class Client(Side):
     def meet(self) -> None:
         ours = self.engine.invite()
         self.peer = self.engine.connect(self.owner.invite, ours)
-        assert self.owner.say(ours.hex()) == "connected"
+        self.owner.say(ours.hex())
+        assert self.owner.said() == "connected"
 
     def ask(self, blocks: npt.ArrayLike, slots: npt.ArrayLike, **wrong: int) -> int:
         """Asks for these blocks into these slots. The request."""

@@ -6,11 +6,11 @@ waits to write. When the other end says farewell on it, too, UCX frees it, and t
 
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
 from served_words import stop
+from ucx_words import Talk
 
 ENDS = """
 import sys, time
@@ -63,46 +63,29 @@ sys.stdin.readline()
 """
 
 
-class End:
-    def __init__(self, program: str) -> None:
-        path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            env={**os.environ, "PYTHONPATH": path},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def says(self) -> str:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        return self.says() if line.startswith("[") else line.strip()  # UCX logs to standard output
-
-    def hears(self, words: str) -> None:
-        assert self.process.stdin is not None
-        print(words, file=self.process.stdin, flush=True)
+def end(program: str) -> Talk:
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
+    return Talk(sys.executable, "-c", program, env={**os.environ, "PYTHONPATH": path})
 
 
 def test_an_end_that_both_gave_up_with_bytes_under_way_is_only_an_end() -> None:
-    sender, receiver = End(SENDER), End(RECEIVER)
+    sender, receiver = end(SENDER), end(RECEIVER)
     try:
-        sender.hears(receiver.says())
-        receiver.hears(sender.says())
-        assert (sender.says(), receiver.says()) == ("connected", "connected")
-        sender.hears("speak")
-        receiver.hears("speak")
-        assert (sender.says(), receiver.says()) == ("met", "met")
+        sender.say(receiver.said())
+        receiver.say(sender.said())
+        assert (sender.said(), receiver.said()) == ("connected", "connected")
+        sender.say("speak")
+        receiver.say("speak")
+        assert (sender.said(), receiver.said()) == ("met", "met")
         stop(receiver.process.pid)
-        sender.hears("send")
-        assert sender.says() == "gave up"
+        sender.say("send")
+        assert sender.said() == "gave up"
         stop(sender.process.pid)
         os.kill(receiver.process.pid, signal.SIGCONT)
-        assert receiver.says() == "gave up"
+        assert receiver.said() == "gave up"
         os.kill(sender.process.pid, signal.SIGCONT)
-        sender.hears("go on")
-        assert sender.says() == "alive"
+        sender.say("go on")
+        assert sender.said() == "alive"
     finally:
-        for end in (sender, receiver):
-            end.process.kill()
-            end.process.communicate()
+        sender.close()
+        receiver.close()
